@@ -68,7 +68,7 @@ func TestABadRequestIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
-func TestAnErrorIsTheSameOnBothSides(t *testing.T) {
+func TestErrorIsTheSameInClientAndServer(t *testing.T) {
 	sent := fmt.Errorf("register: %w", &Error{Code: CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2, Current: 1})
 	var e *Error
 	must.True(t, errors.As(sent, &e), "not an Error")
@@ -159,7 +159,7 @@ func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {
 	}
 }
 
-func TestNamesThatCouldNotBeShownAreRefused(t *testing.T) {
+func TestUnprintableNamesAreRefused(t *testing.T) {
 	for _, text := range []string{"a\nb", "\x1b[2J", "\u009b", "\xff", strings.Repeat("x", MaxName+1)} {
 		for _, n := range []Names{{Name: text}, {Pod: text}, {Namespace: text}, {Image: text}} {
 			r := RegisterRequest{ID: "a", PID: 1, Quotas: []Quota{{Device: AllDevices, Bytes: 1}}, Names: n}

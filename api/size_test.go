@@ -43,7 +43,7 @@ func TestAnInvalidSizeIsRefusedInOneSentence(t *testing.T) {
 	}
 }
 
-func TestASizeWithoutAUnitIsRefusedWithWhatWasProbablyMeant(t *testing.T) {
+func TestSizeWithoutUnitIsRefusedWithASuggestion(t *testing.T) {
 	for s, want := range map[string]string{
 		"500": `"500" has no unit: 500m was probably meant, and 500b would be bytes: `, "40": `"40" has no unit: 40G or 40m was probably meant`,
 		"1": "1G or 1m", "2.0": "2.0G or 2.0m", "1048575": `"1048575" has no unit: 1048575m was probably meant`,

@@ -97,7 +97,7 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	expect.Equal(t, h.device(gpu0).Slices, 3, "slices")
 }
 
-func TestASliceThatOnlyRecordsIsGivenNothing(t *testing.T) {
+func TestRecordModeSliceIsGrantedNothing(t *testing.T) {
 	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: gib}})
 	for _, id := range []string{"a", "b"} {
 		must.Get(h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)))(t)
@@ -119,7 +119,7 @@ func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
 	must.Len(t, must.Get(h.Devices(t.Context()))(t), 0)
 }
 
-func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
+func TestFullDeviceGrantsNothingOnFirstUse(t *testing.T) {
 	h := newOffice(t, admission.Limits{})
 	h.give("a", on(gpu1, 78*gib))
 	link := filepath.Join(t.TempDir(), "link")
@@ -151,7 +151,7 @@ func TestADeviceThatOthersHaveGivesNothingToWhoUsesItUnforeseen(t *testing.T) {
 	b.expect("refused", "charge %d 1", index)
 }
 
-func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
+func TestSlicesBeyondALoweredCapacityStayAndNoneIsAdmitted(t *testing.T) {
 	h := newOffice(t, admission.Limits{Overcommit: 2000})
 	p, _ := h.session("a", on(gpu0, 80*gib))
 	p.uses()
@@ -178,7 +178,7 @@ func TestSlicesThatDoNotFitAnyMoreStayAndNoneIsAdded(t *testing.T) {
 	h.start()
 }
 
-func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T) {
+func TestReleasedSlicesMemoryCountsUntilItsProcessesExit(t *testing.T) {
 	cgroup := newCgroup(t)
 	h := newOffice(t, admission.Limits{})
 	link := filepath.Join(t.TempDir(), "link")
@@ -199,7 +199,7 @@ func TestWhatAReleasedSliceHoldsIsGivenToNobodyUntilItsProcessesEnd(t *testing.T
 	h.give("d", on(gpu0, 80*gib))
 }
 
-func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
+func TestLoweredQuotaCountsForTheMemoryInUse(t *testing.T) {
 	h := newOffice(t, admission.Limits{})
 	p, _ := h.session("a", on(gpu0, 60*gib))
 	p.uses()
@@ -218,14 +218,14 @@ func TestAQuotaThatWasLoweredCountsAsWhatIsStillUsed(t *testing.T) {
 	expect.Equal(t, h.see("a").Devices[0].Limit, 10*gib, "limit")
 }
 
-func TestNobodyIsRefusedForTheSakeOfTheDead(t *testing.T) {
+func TestMemoryOfExitedProcessesRefusesNoRequest(t *testing.T) {
 	h := newOffice(t, admission.Limits{})
 	for i := range 20 {
 		h.give(fmt.Sprint("s", i), on(gpu0, 80*gib)).kill()
 	}
 }
 
-func TestTheLastBytesAreGivenOnceHoweverManyAskForThem(t *testing.T) {
+func TestConcurrentRequestsGetTheLastBytesOnce(t *testing.T) {
 	h := newOffice(t, admission.Limits{})
 	const askers, each = 32, 30 * gib // two fit on each device
 	p := make([]*proc, askers)
@@ -271,7 +271,7 @@ func relink(t *testing.T, reply api.RegisterReply, link string) {
 }
 
 // A limit was lowered below the bytes in use. They stay granted, also if another device's record cannot be written.
-func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
+func TestFailedStoreOfADeviceKeepsGrantedBytes(t *testing.T) {
 	given := func(t *testing.T, h *host, want uint64) {
 		t.Helper()
 		must.Equal(t, h.device(gpu0).Quotas, want, "bytes of the device are granted")
@@ -308,7 +308,7 @@ func TestWhatIsUsedStaysGrantedWhenADeviceCannotBeStored(t *testing.T) {
 }
 
 // A program's first allocation on a device is a context.
-func TestAQuotaInWhichNothingCouldRunIsRefused(t *testing.T) {
+func TestQuotaBelowAContextIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name              string
 		shows             uint64 // observed size of a first context

@@ -24,7 +24,7 @@ import (
 // Kills the enforcer at named points and at random times while slices are created and released. A slice must survive if its creation was confirmed,
 // and be gone if its release was. All the while programs with the real interceptor and the simulated driver compete for the last byte of a slice
 // (test/interceptor/programs/race.c).
-func TestSlicesOutliveAnEnforcerThatIsKilledAgainAndAgain(t *testing.T) {
+func TestSlicesSurviveRepeatedKillsOfTheEnforcer(t *testing.T) {
 	rounds := 2 * (len(points) + 3)
 	if os.Getenv("GPUSLICE_LONG") != "" {
 		rounds *= 2

@@ -50,7 +50,7 @@ func enters(t *testing.T, cgroup string, in *exec.Cmd) (own int) {
 }
 
 // An engine's user can put a container below another's cgroup. The outer container is not blamed for its memory.
-func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
+func TestContainerIsNotChargedForACgroupBelowItsOwn(t *testing.T) {
 	cgroup := newCgroup(t)
 	below := filepath.Join(cgroup, "below")
 	must.Do(t, os.Mkdir(below, 0o755))
@@ -76,7 +76,7 @@ func TestAContainerDoesNotAnswerForWhatIsPutBelowItsCgroup(t *testing.T) {
 }
 
 // Before Linux 6.7 the kernel does not report a cgroup path longer than PATH_MAX, and a container may create one.
-func TestAProcessWhoseCgroupTheKernelDoesNotTellIsItsContainers(t *testing.T) {
+func TestProcessWithUnreadableCgroupStaysInItsContainer(t *testing.T) {
 	cgroup := newCgroup(t)
 	t.Cleanup(enforcer.HideCgroups()) // runs after the enforcer has stopped
 	h, truth := newPolicyHost(t, api.Kill, api.ScopeProcess)

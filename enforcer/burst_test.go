@@ -38,7 +38,7 @@ func (d *daemon) burst(round, n int) map[string]bool {
 
 // Concurrent registrations share a disk write, in the order of their decisions. However the enforcer is killed, the next one restores all
 // that were confirmed.
-func TestManyRegistersAtOnceAndAKillLoseNoneThatWasPromised(t *testing.T) {
+func TestKillDuringManyRegistrationsLosesNoAcknowledgedOne(t *testing.T) {
 	d := newDaemon(t)
 	rounds := 4
 	if os.Getenv("GPUSLICE_LONG") != "" {

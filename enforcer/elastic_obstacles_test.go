@@ -37,7 +37,7 @@ func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
 	a.returns()
 }
 
-func TestWhatCannotBeMovedStays(t *testing.T) {
+func TestImmovableSliceStaysResident(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
 	a.works(truth, gib)
@@ -63,7 +63,7 @@ func TestAProcessThatDoesNotCountItsCallsIsEvictedByTheDriver(t *testing.T) {
 }
 
 // If its own processes keep a slice on the device while another waits, it is ended; if the host lacks memory for it, it is not.
-func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
+func TestSliceThatBlocksOthersBeyondPatienceExpires(t *testing.T) {
 	for name, c := range map[string]struct {
 		hostMemory uint64
 		ends       bool
@@ -95,7 +95,7 @@ func TestASliceThatKeepsItsDeviceFromOthersIsEnded(t *testing.T) {
 	}
 }
 
-func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
+func TestWaitersKeepTheirOrderWhenABlockingSliceExpires(t *testing.T) {
 	o := quick
 	o.Patience = time.Nanosecond
 	h, truth, f := elastics(t, o)
@@ -123,7 +123,7 @@ func TestASliceThatIsEndedForOthersLetsNoneOvertakeThem(t *testing.T) {
 }
 
 // The driver does not report what a process that does not progress is doing.
-func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
+func TestHungMoveEndsTheSlice(t *testing.T) {
 	o := quick
 	o.Patience = time.Nanosecond
 	h, truth, f := elastics(t, o)
@@ -144,7 +144,7 @@ func TestAMoveThatDoesNotEndEndsTheSlice(t *testing.T) {
 }
 
 // A slice that cannot be moved delays the eviction of no other.
-func TestAllThatHaveToGoAreEvictedAtOneTime(t *testing.T) {
+func TestAllVictimsAreEvictedConcurrently(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b, c := h.elastic("a", 30*gib, 0), h.elastic("b", 30*gib, 0), h.elastic("c", 70*gib, 0)
 	a.works(truth, gib)
@@ -161,7 +161,7 @@ func TestAllThatHaveToGoAreEvictedAtOneTime(t *testing.T) {
 	c.returns()
 }
 
-func TestWhatIsOnTheWayToHostMemoryCounts(t *testing.T) {
+func TestMovesInProgressCountInHostMemory(t *testing.T) {
 	o := quick
 	o.HostMemory = 15 * gib
 	h, truth, f := elastics(t, o)
@@ -266,7 +266,7 @@ func TestASliceThatIsResumedWithoutRoomComesBackInItsTurn(t *testing.T) {
 	a.returns()
 }
 
-func TestWhoCannotBeElasticIsTold(t *testing.T) {
+func TestUnsupportedElasticSliceIsRefusedWithAReason(t *testing.T) {
 	h, _, _ := elastics(t, quick)
 	for words, r := range map[string]api.RegisterRequest{
 		"priority 1001 is not accepted: -1000 to 1000 are":            {Elastic: true, Priority: 1001},

@@ -125,7 +125,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 	expect.Equal(t, strings.Join(told, ", "), "returned a, evicted a, returned b, evicted b, returned c, evicted c, returned a", "told")
 }
 
-func TestNobodyIsEvictedWhoWorks(t *testing.T) {
+func TestBusySliceIsNotEvicted(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
 	a.works(truth, 40*gib)
@@ -167,7 +167,7 @@ func TestBusySlicesOfOnePriorityTakeTurns(t *testing.T) {
 }
 
 // A program may wait in a call for its kernels, or to stay on the device.
-func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
+func TestHungCallDoesNotPreventEviction(t *testing.T) {
 	o := quick
 	o.Quantum = 300 * time.Millisecond
 	h, truth, _ := elastics(t, o)
@@ -184,7 +184,7 @@ func TestACallThatDoesNotEndKeepsNobodyOnTheDevice(t *testing.T) {
 }
 
 // A process inside a driver call cannot ask for its slice's return.
-func TestACallInTheDriverIsHeardWhileTheSliceIsBetween(t *testing.T) {
+func TestDriverCallDuringAMoveCountsAsActivity(t *testing.T) {
 	o := quick
 	o.Quantum = 300 * time.Millisecond
 	h, truth, f := elastics(t, o)
@@ -203,7 +203,7 @@ func TestACallInTheDriverIsHeardWhileTheSliceIsBetween(t *testing.T) {
 	h.becomes("a", api.Active)
 }
 
-func TestWhoHasEndedWaitsNoMore(t *testing.T) {
+func TestExitedProcessNoLongerWaits(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 0).works(truth, 40*gib)
 	a.expect("ok 1", "enter")
@@ -259,7 +259,7 @@ func TestTheLowestPriorityGoesFirst(t *testing.T) {
 	}
 }
 
-func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
+func TestRegistrationEvictsIdleElasticSlices(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a := h.elastic("a", 60*gib, 1000)
 	a.works(truth, 40*gib)
@@ -281,7 +281,7 @@ func TestAnOrdinarySliceHasIdleOnesEvicted(t *testing.T) {
 }
 
 // Two slices ask at once. The room that was made for the first is enough for the second.
-func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
+func TestNoEvictionOnceThereIsRoom(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	a, b := h.elastic("a", 20*gib, 0).works(truth, gib), h.elastic("b", 20*gib, 0).works(truth, gib)
 	must.Do(t, h.suspend("a"))
@@ -297,7 +297,7 @@ func TestNobodyIsEvictedForWhomThereIsRoomMeanwhile(t *testing.T) {
 }
 
 // Creating or enlarging a pool or slice evicts an idle slice when that makes enough room.
-func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
+func TestRaisedQuotaEvictsIdleSlices(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	for _, id := range []string{"a", "b", "c"} {
 		h.elastic(id, 20*gib, 0).works(truth, 10*gib)
@@ -332,7 +332,7 @@ func TestWhoGrowsHasIdleOnesEvicted(t *testing.T) {
 	}
 }
 
-func TestElasticSlicesAreNotPromisedWhatCanNeverBe(t *testing.T) {
+func TestElasticQuotasAreBoundedByTheOvercommit(t *testing.T) {
 	o := quick
 	o.Overcommit = 1500
 	h, _, _ := elastics(t, o)

@@ -202,7 +202,7 @@ func TestASliceIsInElasticPoolsOfTwoDevices(t *testing.T) {
 	}
 }
 
-func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
+func TestUnsupportedElasticPoolMemberIsRefusedWithAReason(t *testing.T) {
 	h, _, _ := elastics(t, quick)
 	h.elasticPool("e", 3, on(gpu0, 45*gib))
 	h.pool("p", on(gpu1, gib))
@@ -226,7 +226,7 @@ func TestWhoCannotBeInAnElasticPoolIsTold(t *testing.T) {
 
 // At random: slices are created, resized, moved and ended, and the enforcer restarted. The bytes granted are always those of the resident
 // holders, and never exceed the device.
-func TestWhatIsGivenIsWhatThoseHaveWhoAreThere(t *testing.T) {
+func TestGrantedBytesCountOnlyResidentMembers(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			h, truth, _ := elastics(t, enforcer.Elastic{Overcommit: 8000, MinResident: time.Millisecond, Quantum: time.Hour})

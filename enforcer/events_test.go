@@ -65,7 +65,7 @@ func attached(t *testing.T, h *host, id string, bytes uint64) *proc {
 	return p
 }
 
-func TestARefusalIsToldWithItsFigures(t *testing.T) {
+func TestRefusalEventHasItsFigures(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", 3*gib)
@@ -88,7 +88,7 @@ func TestARefusalIsToldWithItsFigures(t *testing.T) {
 	expect.Equal(t, h.refusals(), 1, "one refusal has the events")
 }
 
-func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
+func TestEachRefusalIsReportedOnce(t *testing.T) {
 	h, began := newHost(t, nil), time.Now()
 	p, q := attached(t, h, "s1", gib), attached(t, h, "s2", gib)
 	for i := range uint64(100) {
@@ -117,7 +117,7 @@ func TestEveryRefusalIsToldOnceHoweverMany(t *testing.T) {
 	}
 }
 
-func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
+func TestRefusalsOfAnExitedProcessAreReported(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	p.must("count 0 7")
@@ -132,7 +132,7 @@ func TestRefusalsOfAProcessThatEndsAreTold(t *testing.T) {
 }
 
 // Refusals counted by the lane's former image are reported once.
-func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
+func TestRefusalsBeforeAnExecAreReportedOnce(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	p.must("count 0 3")
@@ -144,7 +144,7 @@ func TestRefusalsBeforeAnExecAreToldOnce(t *testing.T) {
 	expect.Equal(t, h.refusals(), 4, "4 refusals have the events")
 }
 
-func TestRestartTellsNothingTwice(t *testing.T) {
+func TestRestartRepeatsNoEvent(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	p.must("refused 0 5")
@@ -161,7 +161,7 @@ func TestRestartTellsNothingTwice(t *testing.T) {
 	}
 }
 
-func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
+func TestMessagesOfAHostileProcessAreBounded(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	entry := entryAt(1)
@@ -185,7 +185,7 @@ func TestWhatAHostileProcessSaysIsBounded(t *testing.T) {
 	}
 }
 
-func TestTheLifeOfASliceIsTold(t *testing.T) {
+func TestEventsCoverTheLifeOfASlice(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	p.must("charge 0 %d", 3*mib)
@@ -209,7 +209,7 @@ func TestTheLifeOfASliceIsTold(t *testing.T) {
 }
 
 // A container's processes can cause any number of events, and so can a user's sessions.
-func TestNoSliceNorUserDrivesOutTheEventsOfOthers(t *testing.T) {
+func TestOneSlicesEventsDoNotDropThoseOfOthers(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	h.pool("llm", on(api.AllDevices, gib))
@@ -263,7 +263,7 @@ func TestWaitingForEventsEndsWithTheEnforcer(t *testing.T) {
 	expect.Error(t, <-ended, "there is an event of something that did not happen")
 }
 
-func TestWhoGetsNoPlaceIsToldOneByOneAndThenAsASum(t *testing.T) {
+func TestAttachesWithoutAFreeLaneAreReportedSinglyThenSummed(t *testing.T) {
 	h, began := newHost(t, nil), time.Now()
 	_, reply := h.session("s1", on(gpu0, gib))
 	stranger := start(t, filepath.Join(reply.Dir, "bind"), "")
@@ -293,7 +293,7 @@ func TestWhoGetsNoPlaceIsToldOneByOneAndThenAsASum(t *testing.T) {
 	}
 }
 
-func TestAMemberThatGetsNoPlaceIsToldToo(t *testing.T) {
+func TestMembersAttachWithoutAFreeLaneIsReported(t *testing.T) {
 	h := newHost(t, nil)
 	p, _ := h.session("s1", on(gpu0, gib))
 	h.LeavePlaces("s1", 0)
@@ -324,7 +324,7 @@ func TestAFullSliceDoesNotFillTheLog(t *testing.T) {
 }
 
 // A receiver of events, such as the audit log, also gets those of the start, before any request is served.
-func TestWhoIsToldOfEventsMissesNone(t *testing.T) {
+func TestListenerMissesNoEvent(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
 	told := make(chan api.Event, 100)

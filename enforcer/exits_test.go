@@ -16,7 +16,7 @@ func charged(h *host) (used, overhead uint64) {
 }
 
 // Memory that the driver lists for an exited process, attached or not, is charged until the driver stops listing it, and is no violation.
-func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
+func TestMemoryLeftByAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 	for _, action := range []api.Action{api.Log, api.Refuse, api.Kill} {
 		t.Run(string(action), func(t *testing.T) {
 			h, truth := newPolicyHost(t, action, api.ScopeSlice)
@@ -55,7 +55,7 @@ func TestWhatIsLeftOfAnExitedProcessIsChargedAndNoViolation(t *testing.T) {
 }
 
 // The same for memory that bypassed the ledger.
-func TestWhatIsLeftOfOneThatNeverAttachedCounts(t *testing.T) {
+func TestMemoryLeftByAnUnattachedProcessCounts(t *testing.T) {
 	h, truth := newTruthHost(t)
 	parent, sibling := h.pair(on(gpu0, 4*gib))
 	sibling.must("attach")
@@ -102,7 +102,7 @@ func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
 	other.must("charge 0 %d", 2*gib)
 }
 
-func TestWhatAnImageHeldThatIsGoneIsGivenBack(t *testing.T) {
+func TestMemoryOfAReplacedImageIsReleased(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()

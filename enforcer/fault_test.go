@@ -281,7 +281,7 @@ func killedAt(t *testing.T, point string) {
 	})
 }
 
-func TestAnEnforcerKilledWhileItComesBackComesBack(t *testing.T) {
+func TestEnforcerKilledDuringItsStartStartsAgain(t *testing.T) {
 	cgroupKeep := newCgroup(t)
 	_ = os.Remove(cgroupKeep)
 	d := newDaemon(t)
@@ -461,7 +461,7 @@ func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 	})
 }
 
-func TestAnEnforcerKilledWhileItTakesUpAPoolTakesItUp(t *testing.T) {
+func TestEnforcerKilledWhileRestoringAPoolRestoresIt(t *testing.T) {
 	if cgroup := newCgroup(t); cgroup != "" {
 		_ = os.Remove(cgroup)
 	}

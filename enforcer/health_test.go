@@ -119,7 +119,7 @@ func TestManyChangesAreProgress(t *testing.T) {
 }
 
 // A driver that hangs would hang after a restart as well, and only driver truth depends on it.
-func TestADriverThatHangsIsSaidAndIsNoReasonToRestart(t *testing.T) {
+func TestHungDriverIsReportedButTheEnforcerStaysLive(t *testing.T) {
 	truth := &fakeTruth{hang: make(chan struct{})}
 	h := newHost(t, truth)
 	h.session("s1", on("*", gib))
@@ -145,7 +145,7 @@ func TestADriverThatHangsIsSaidAndIsNoReasonToRestart(t *testing.T) {
 	eventually(t, "the driver is heard", func() bool { return check(h.health(), "truth").OK })
 }
 
-func TestADriverIsNotMissedWhileNobodyUsesIt(t *testing.T) {
+func TestUnusedDriverIsSampledForHealth(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.Age(time.Minute)
 	eventually(t, "the devices are sampled", func() bool { return check(h.health(), "truth").Age < 5*time.Second })
@@ -166,7 +166,7 @@ func (m *mute) DriverVersion() string {
 }
 
 // Hooks of engines, probes and the metrics query the enforcer: a driver that hangs must not make it look dead.
-func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
+func TestInfoDoesNotWaitForTheDriver(t *testing.T) {
 	truth := &mute{end: make(chan struct{})}
 	h := newHost(t, nil)
 	h.with(func(o *enforcer.Options) { o.Truth = truth })
@@ -194,7 +194,7 @@ func TestWhoAsksTheEnforcerWhoItIsDoesNotWaitForTheDriver(t *testing.T) {
 	}
 }
 
-func TestWithoutDriverTruthTheEnforcerSaysSoAtItsStart(t *testing.T) {
+func TestStartWithoutNVMLIsLogged(t *testing.T) {
 	h := newHost(t, nil)
 	h.stop()
 	var log testhost.Output

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-func TestARefusalNamesThoseOfManyThatHoldMost(t *testing.T) {
+func TestRefusalNamesTheLargestHolders(t *testing.T) {
 	const many = 4096
 	r := new(api.Refusal)
 	var sum uint64

@@ -141,7 +141,7 @@ func (m *selfMover) asks(p *proc, held *fakeHolder) {
 	})
 }
 
-func TestHostMemoryIsGivenToWhoMovesItself(t *testing.T) {
+func TestSelfMovingProcessGetsHostMemory(t *testing.T) {
 	h, truth, f, a, b, m, held := givenTurns(t)
 	const (
 		refused, malformed = "status 8", "status 4"
@@ -170,7 +170,7 @@ func TestHostMemoryIsGivenToWhoMovesItself(t *testing.T) {
 	a.expect(refused, "host 0 %d", part)
 }
 
-func TestWhereThereIsNoCgroupForItAProcessHasItsOwnHostMemory(t *testing.T) {
+func TestWithoutAHostCgroupAProcessUsesItsOwnMemory(t *testing.T) {
 	h, truth, _, a, b, _ := ownTurns(t)
 	a.expect("status 10", "host 0 %d", part)
 	b.works(truth, gib)
@@ -179,7 +179,7 @@ func TestWhereThereIsNoCgroupForItAProcessHasItsOwnHostMemory(t *testing.T) {
 }
 
 // The process's own cgroup limits neither its move nor what it keeps.
-func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
+func TestGrantedHostMemoryIsNotChargedToTheProcess(t *testing.T) {
 	t.Cleanup(enforcer.LosePatience())
 	h, truth, f, a, b, m, held := givenTurns(t)
 	held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == a.pid() })
@@ -202,7 +202,7 @@ func TestHostMemoryThatIsGivenIsNotChargedToTheProcess(t *testing.T) {
 	expect.True(t, m.wasTold(ledger.Bare), "it was not told so")
 }
 
-func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
+func TestDriverMovesIfTheHostCgroupIsFull(t *testing.T) {
 	h, truth, f, a, b, m, held := givenTurns(t)
 	var full atomic.Bool
 	held.hasNoRoom(func(pid int, bytes uint64) bool {
@@ -227,7 +227,7 @@ func TestWhereTheCgroupHasNoRoomTheDriverMoves(t *testing.T) {
 }
 
 // The room is gone by the time of the request.
-func TestAProcessThatIsGivenTooLittleIsLeftToTheDriver(t *testing.T) {
+func TestDriverMovesAProcessWithTooLittleHostMemory(t *testing.T) {
 	for what, fails := range map[string]func(held *fakeHolder){
 		"the cgroup is full": func(held *fakeHolder) {
 			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && bytes < 40*gib })
@@ -255,7 +255,7 @@ func TestAProcessThatIsGivenTooLittleIsLeftToTheDriver(t *testing.T) {
 	}
 }
 
-func TestThatThereIsNoHolderIsSaid(t *testing.T) {
+func TestMissingHolderIsReported(t *testing.T) {
 	h, truth, f, a, b, _, held := givenTurns(t)
 	check := func() api.Check {
 		health, _ := h.Health(context.Background())
@@ -285,7 +285,7 @@ func TestThatThereIsNoHolderIsSaid(t *testing.T) {
 }
 
 // A process's kept memory is freed when another needs room in the holder's cgroup, also after a restart.
-func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
+func TestCachedHostMemoryIsReleasedForAnother(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprint("restart ", restart), func(t *testing.T) {
 			h, truth, f, a, b, m, held := givenTurns(t)
@@ -318,7 +318,7 @@ func TestWhatIsKeptOfTheCgroupIsGivenBackForAnother(t *testing.T) {
 }
 
 // A new holder knows nothing of the memory that a former one gave.
-func TestWhatALostHolderGaveIsGivenBack(t *testing.T) {
+func TestHostMemoryOfALostHolderIsReleased(t *testing.T) {
 	h, truth, _, a, b, m, held := givenTurns(t)
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)

@@ -16,7 +16,7 @@ import (
 
 func damaged(h *host, id string) bool { return h.see(id).State == api.Damaged }
 
-func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
+func TestOverwrittenPageIsDamaged(t *testing.T) {
 	// Offsets of ledger.h: the header has 128 bytes, then devices of 128, the lanes from 4096 on.
 	for name, c := range map[string]struct{ offset, value uint64 }{
 		"magic":        {0, 1},
@@ -49,7 +49,7 @@ func TestAPageThatIsOverwrittenIsNamedDamaged(t *testing.T) {
 }
 
 // The requests are well formed, with contents that no honest process sends.
-func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
+func TestRequestsForUnknownDevicesAreRefused(t *testing.T) {
 	for name, truth := range map[string]*fakeTruth{"with driver truth": {}, "without": nil} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, truth)
@@ -74,7 +74,7 @@ func TestQuestionsAboutWhatIsNotThereAreRefused(t *testing.T) {
 }
 
 // Otherwise a process could get a new page by overwriting its own and exiting before a restart.
-func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
+func TestOverwrittenLedgerIsDamagedAfterARestart(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 4*gib))
 	p, q := h.pair(on(api.AllDevices, 4*gib))
@@ -100,7 +100,7 @@ func TestWhatWasOverwrittenIsDamagedAfterARestart(t *testing.T) {
 	h.start()
 }
 
-func TestAPageUnderFireHarmsNobodyElse(t *testing.T) {
+func TestContinuouslyOverwrittenPageHarmsOnlyItsSlice(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	good, _ := h.session("good", on(gpu0, gib))
 	good.must("attach")

@@ -52,7 +52,7 @@ func idle(t *testing.T) (truth *fakeTruth, h *host, honest, other *proc) {
 	return truth, h, honest, other
 }
 
-func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
+func TestDriverListsNoProcessesWhileDevicesAreIdle(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
 	expect.True(t, truth.listings(t, 100) != 0, "nobody would see a change of which no sum tells")
@@ -64,7 +64,7 @@ func TestWhereNothingChangesTheDriverIsNotAskedForAllProcesses(t *testing.T) {
 }
 
 // Excess of an idle lane is charged less as soon as the driver reports less.
-func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
+func TestReleasedMemoryIsFoundWithinAnInterval(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	truth.quiet(t)
 	truth.justListed(t)
@@ -75,7 +75,7 @@ func TestWhatWasGivenBackIsFoundWithinAnInterval(t *testing.T) {
 }
 
 // A busy process released excess. It is charged for it until it is idle, not until the next regular listing.
-func TestWhatABusyProcessGaveBackIsFoundAsSoonAsItStandsStill(t *testing.T) {
+func TestMemoryReleasedByABusyProcessIsFoundOnceItIsIdle(t *testing.T) {
 	truth, h, honest, _ := idle(t)
 	h.with(func(o *enforcer.Options) { o.SettleTime, o.IdleInterval = 20*o.Interval, time.Hour })
 	truth.quiet(t)
@@ -93,7 +93,7 @@ func TestWhatABusyProcessGaveBackIsFoundAsSoonAsItStandsStill(t *testing.T) {
 
 // Hidden memory is found within an interval and bypass_grace, also if others freed as much. It takes up to idle_interval more if no lane
 // changed.
-func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
+func TestHiddenMemoryIsFoundOnAnIdleDevice(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		within int // queries: one in each interval until it is seen (idle_interval is 10), then up to 18 in the five of bypass_grace
@@ -133,7 +133,7 @@ func TestHiddenMemoryIsFoundWhereNothingSeemsToChange(t *testing.T) {
 }
 
 // As long as something is open, all are listed at each sample, between two queries of the bytes in use.
-func TestProcessesAreListedAsLongAsSomethingIsOpen(t *testing.T) {
+func TestProcessesAreListedWhileADecisionIsOpen(t *testing.T) {
 	const stays, passes = true, false
 	for _, c := range []struct {
 		what   string

@@ -97,7 +97,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	eventually(t, "what it held is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
 }
 
-func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
+func TestJoinedProcessIsKnownAfterARestart(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, nil)
 	h.believe()
@@ -123,7 +123,7 @@ func TestWhoJoinedIsKnownAfterARestart(t *testing.T) {
 	must.Do(t, h.join(start(t, filepath.Join(reply.Dir, "bind"), ""), "s", token))
 }
 
-func TestAWrongTokenOpensNothingAndIsCounted(t *testing.T) {
+func TestWrongTokenIsRefusedAndCounted(t *testing.T) {
 	defer enforcer.PretendOwned()()
 	h := newHost(t, nil)
 	h.believe()
@@ -310,7 +310,7 @@ func TestAProcessWithAnothersRightsIsNotInAUsersSession(t *testing.T) {
 	expect.NoError(t, begin(users))
 }
 
-func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
+func TestSessionsEndSignalsOnlyItsProcesses(t *testing.T) {
 	const uid = 12345
 	h, c := newTimedHost(t)
 	users, roots := withRoots(t, uid)
@@ -333,7 +333,7 @@ func TestTheEndOfASessionSignalsNobodyElsesProcess(t *testing.T) {
 
 // A hook in a container with the host's control socket names processes by the pids of its own namespace, which other processes have on the
 // host.
-func TestAPIDIsOfThePIDNamespaceOfWhoAsks(t *testing.T) {
+func TestPIDIsReadInTheCallersNamespace(t *testing.T) {
 	cgroup := newCgroup(t)
 	h := newHost(t, nil)
 	h.believe()

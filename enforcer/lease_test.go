@@ -100,7 +100,7 @@ func (h *host) storyOf(id string) []string {
 
 func renewed(ttl time.Duration) api.RenewRequest { return api.RenewRequest{TTL: &ttl} }
 
-func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
+func TestSliceEndsAtItsDeadline(t *testing.T) {
 	h, c := newTimedHost(t)
 	p := h.lease("s", "", time.Hour)
 	c.pass(time.Hour - 1)
@@ -117,7 +117,7 @@ func TestASliceWhoseTimeIsOverEnds(t *testing.T) {
 }
 
 // A slice's processes are known in three ways: by a cgroup that the kernel kills at once, by one of v1, and by descent.
-func TestAProcessThatDoesNotWantToEndIsKilledAfterTheGrace(t *testing.T) {
+func TestProcessThatIgnoresSIGTERMIsKilledAfterGrace(t *testing.T) {
 	places := map[string]func(*testing.T) string{"cgroup v2": newCgroup, "session": func(*testing.T) string { return "" }}
 	if _, err := os.Stat(cgroupV1Root); err == nil {
 		places["cgroup v1"] = newCgroupV1
@@ -274,7 +274,7 @@ func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 	t.Logf("%d were renewed, the time of %d was over", kept, over)
 }
 
-func TestTimeGoesOnWhileNoEnforcerRuns(t *testing.T) {
+func TestDeadlinesPassWhileNoEnforcerRuns(t *testing.T) {
 	h, c := newTimedHost(t)
 	p := h.lease("s", "", time.Hour)
 	h.stop()
@@ -285,7 +285,7 @@ func TestTimeGoesOnWhileNoEnforcerRuns(t *testing.T) {
 	h.gone("s")
 }
 
-func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
+func TestRestartContinuesAnExpiry(t *testing.T) {
 	h, c := newTimedHost(t)
 	p := h.lease("s", newCgroup(t), time.Hour)
 	p.must("stubborn")
@@ -308,7 +308,7 @@ func TestTheNextEnforcerGoesOnWithAnEndThatHasBegun(t *testing.T) {
 }
 
 // Changing the wall clock moves no deadline; only renewal does. After a suspension of the host, time has advanced in one step.
-func TestWhatIsLeftIsOfTheClockThatNobodySets(t *testing.T) {
+func TestRemainingTimeIgnoresChangesOfTheWallClock(t *testing.T) {
 	h, c := newTimedHost(t)
 	p := h.lease("s", "", time.Hour)
 	other := h.lease("other", "", 48*time.Hour)
@@ -327,7 +327,7 @@ func TestWhatIsLeftIsOfTheClockThatNobodySets(t *testing.T) {
 	other.must("charge 0 1")
 }
 
-func TestNobodyLivesLongerThanTheOperatorLets(t *testing.T) {
+func TestTTLIsBoundedByMaxTTL(t *testing.T) {
 	h, _ := newTimedHost(t)
 	h.with(func(o *enforcer.Options) { o.MaxTTL = time.Hour })
 	h.lease("s", "", 0)
@@ -372,7 +372,7 @@ func newTimedDaemon(t *testing.T) *daemon {
 }
 
 // The enforcer dies at a step of a slice's expiry, and the next one continues from there.
-func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
+func TestExpiryCompletesAfterAKillAtAnyPoint(t *testing.T) {
 	for _, point := range []string{"expire.marked", "expire.closed", "expire.asked", "expire.noted", "expire.killed"} {
 		t.Run(point, func(t *testing.T) {
 			_ = os.Remove(newCgroup(t)) // skips the test before anything is built
@@ -403,7 +403,7 @@ func TestAnEndThatHasBegunComesToItsEndWhateverTheEnforcerDiesOf(t *testing.T) {
 }
 
 // The enforcer dies while a quota on two devices is changed: then both have the new one, or both the old.
-func TestAChangeIsWholeWhateverTheEnforcerDiesOf(t *testing.T) {
+func TestChangeIsAtomicUnderAKillAtAnyPoint(t *testing.T) {
 	for _, point := range []string{"set.stored", "set.limited", "set.limited:2", "set.done"} {
 		t.Run(point, func(t *testing.T) {
 			_ = os.Remove(newCgroup(t)) // skips the test before anything is built

@@ -100,7 +100,7 @@ func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 }
 
 // A process that may have the lost ledger may have charged up to the limit before it was lowered. That is no violation.
-func TestWhatWasChargedBeforeAQuotaWasLoweredIsNotHeldAgainstWhoMayHaveTheLedger(t *testing.T) {
+func TestChargesBeforeALoweredQuotaAreNoViolationWithoutALedger(t *testing.T) {
 	for name, begin := range map[string]func(h *host) (slow *proc, id string){
 		"its own": func(h *host) (*proc, string) {
 			slow, _ := h.pair(on(gpu0, 4*gib))
@@ -186,7 +186,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 
 // A session's quota stays granted after its end while a process that may have its ledger lives: the process may hold the charged bytes, and
 // charge the rest.
-func TestWhoMayHaveALedgerThatIsNotFoundOutlivesItsSession(t *testing.T) {
+func TestProcessThatMayHaveALostLedgerSurvivesItsSession(t *testing.T) {
 	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first *proc){
 		"released by force": func(t *testing.T, h *host, _ *proc) {
@@ -250,7 +250,7 @@ func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 }
 
 // A process that the host's operator moved to another cgroup still has the page, and continues to charge there.
-func TestWhoLeftTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
+func TestProcessOutsideTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
 	elsewhere := newCgroup(t)
 	h := newHost(t, nil)
 	_, p := h.pair(on(gpu0, 4*gib))
@@ -267,7 +267,7 @@ func TestWhoLeftTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
 	eventually(t, "it is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
 }
 
-func TestWhatIsGivenBackAtARestartIsTold(t *testing.T) {
+func TestReleasesAtARestartAreEvents(t *testing.T) {
 	h := newHost(t, nil)
 	a, b := h.pair(on(gpu0, 4*gib))
 	a.uses()

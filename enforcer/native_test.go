@@ -244,7 +244,7 @@ func TestTheDriversLimitOfAReleasedContainerIsTakenAwayToo(t *testing.T) {
 	f.are(t, "intercept", b.cgroup, driver.NoLimit, driver.NoLimit)
 }
 
-func TestWhoHasNoCgroupOrIsRefusedNothingHasNoDriversLimit(t *testing.T) {
+func TestSessionsAndRecordModeHaveNoNativeLimit(t *testing.T) {
 	if !inV2(t) {
 		return
 	}
@@ -261,7 +261,7 @@ func TestWhoHasNoCgroupOrIsRefusedNothingHasNoDriversLimit(t *testing.T) {
 	must.Len(t, f.limits, 0, "the driver's limits")
 }
 
-func TestWhatTheDriverRefusesIsNotGiven(t *testing.T) {
+func TestGrantFailsIfTheDriverRefusesTheLimit(t *testing.T) {
 	if !inV2(t) {
 		return
 	}
@@ -357,7 +357,7 @@ func TestAFrozenSliceGetsNothingFromTheDriverUntilItIsThawed(t *testing.T) {
 	f.holds(t, "it is thawed", b.cgroup, 4*gib)
 }
 
-func TestADriverThatHangsKeepsNobodyWaiting(t *testing.T) {
+func TestHungDriverDelaysNoRequest(t *testing.T) {
 	f := &fakeBackend{}
 	h, b := newNativeBox(t, f)
 	if h == nil {

@@ -20,7 +20,7 @@ func (h *host) history() []api.Run {
 	return must.Get(h.History(context.Background()))(h.t)
 }
 
-func TestTheLastRefusalSaysWhoHeldWhatAndWhatWouldHaveFitted(t *testing.T) {
+func TestLastRefusalHasHoldersAndAFittingQuota(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", 3*gib)
@@ -49,7 +49,7 @@ func TestTheLastRefusalSaysWhoHeldWhatAndWhatWouldHaveFitted(t *testing.T) {
 	}
 }
 
-func TestWhatASliceNeededOutlivesItsProcessesItselfAndTheEnforcer(t *testing.T) {
+func TestNeedsSurviveProcessesSliceAndEnforcer(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", 3*gib)

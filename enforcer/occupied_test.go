@@ -21,7 +21,7 @@ func device0(t *testing.T, h *host) api.Device {
 	return devices[0]
 }
 
-func TestADeviceShowsWhatIsInUseAndByWhomOutsideSlices(t *testing.T) {
+func TestDeviceShowsUseOutsideSlices(t *testing.T) {
 	h, truth := newTruthHost(t)
 	me := os.Getpid()
 	truth.set(gpu0, me, 3*gib)
@@ -45,7 +45,7 @@ func TestADeviceShowsWhatIsInUseAndByWhomOutsideSlices(t *testing.T) {
 	})
 }
 
-func TestWhoAsksForDevicesHasTheSampledFigures(t *testing.T) {
+func TestDevicesReportTheSampledFigures(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.session("s", on(gpu0, 8*gib))
 	eventually(t, "a sample", func() bool { return truth.listed(gpu0) > 0 && device0(t, h).Used != nil })
@@ -59,7 +59,7 @@ func TestWhoAsksForDevicesHasTheSampledFigures(t *testing.T) {
 	}
 }
 
-func TestADeviceThatHangsHidesWhatIsUsedAndDelaysFew(t *testing.T) {
+func TestHungDeviceHidesItsUseAndDelaysFewRequests(t *testing.T) {
 	h, truth := newTruthHost(t)
 	hang := make(chan struct{})
 	truth.mu.Lock()
@@ -76,7 +76,7 @@ func TestADeviceThatHangsHidesWhatIsUsedAndDelaysFew(t *testing.T) {
 	}
 }
 
-func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
+func TestUtilizationIsSampledOnlyWhileRequested(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", gib)
@@ -108,7 +108,7 @@ func TestHowBusyAProcessKeepsADeviceIsAskedWhileSomebodyLooks(t *testing.T) {
 	eventually(t, "a process that is not listed is idle", func() bool { b := shown().Devices[0].Busy; return b != nil && *b == 0 })
 }
 
-func TestWhoLooksAtASliceDoesNotWaitForTheDriver(t *testing.T) {
+func TestInspectDoesNotWaitForTheDriver(t *testing.T) {
 	// Less than the enforcer's timeout for the driver.
 	await.Once(t, "a look at a slice", 3*time.Second, func() time.Duration {
 		h, truth := newTruthHost(t)

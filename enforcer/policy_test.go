@@ -83,7 +83,7 @@ func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
 	}
 }
 
-func TestThePolicyKillsTheProcessAndNobodyElse(t *testing.T) {
+func TestPolicyKillEndsOnlyTheProcess(t *testing.T) {
 	h, truth := newPolicyHost(t, api.Kill, api.ScopeProcess)
 	honest, hidden := h.pair(on(gpu0, 4*gib))
 	honest.must("attach")
@@ -114,7 +114,7 @@ func TestThePolicyKillsTheSlice(t *testing.T) {
 	}
 }
 
-func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
+func TestPolicyRefusesWhileTheViolationLasts(t *testing.T) {
 	h, truth := newPolicyHost(t, api.Refuse, "")
 	honest, hidden := h.pair(on(gpu0, 8*gib), on(gpu1, 8*gib))
 	honest.must("attach")
@@ -152,7 +152,7 @@ func TestThePolicyRefusesUntilItIsGone(t *testing.T) {
 }
 
 // An enforcer that would freeze nothing unfreezes what its predecessor has frozen.
-func TestAChangedPolicyGivesBackWhatWasFrozen(t *testing.T) {
+func TestChangedPolicyThawsFrozenSlices(t *testing.T) {
 	h, truth := newPolicyHost(t, api.Refuse, "")
 	honest, hidden := h.pair(on(gpu0, 8*gib))
 	honest.must("attach")
@@ -202,7 +202,7 @@ func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
 	must.True(t, !p.dead(), "it is dead")
 }
 
-func TestInRecordModeTheyAreNamedAndNoMore(t *testing.T) {
+func TestRecordModeOnlyReportsViolations(t *testing.T) {
 	h, truth := newPolicyHost(t, api.Kill, api.ScopeSlice)
 	p := start(t, "/nonexistent", "")
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}))(t)
@@ -226,7 +226,7 @@ func TestAProcessOfNoSliceIsNoViolation(t *testing.T) {
 	}
 }
 
-func TestAnOverwrittenPageIsTheSlices(t *testing.T) {
+func TestOverwrittenPageIsAViolationOfTheSlice(t *testing.T) {
 	for action, dies := range map[api.Action]bool{api.Log: false, api.Refuse: false, api.Kill: true} {
 		t.Run(string(action), func(t *testing.T) {
 			h := newHost(t, nil).does(action, api.ScopeProcess) // needs no driver truth

@@ -78,7 +78,7 @@ func TestAPoolIsExtendedToAnotherDevice(t *testing.T) {
 }
 
 // Only the pool's quota is granted: its members' quotas are parts of it.
-func TestThePoolIsWhatCountsOnADevice(t *testing.T) {
+func TestPoolCountsOnADeviceInsteadOfItsMembers(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 60*gib))
 	h.member("a", "llm", on(api.AllDevices, 50*gib))
@@ -152,7 +152,7 @@ func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
 	}
 }
 
-func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
+func TestPoolSurvivesARebootWithItsQuotas(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 6*gib))
 	created := h.seePool("llm").Created
@@ -170,7 +170,7 @@ func TestAPoolOutlivesTheHostsBootAsWhatItWasMadeFor(t *testing.T) {
 }
 
 // A client without an answer cannot know whether its pool was created, and asks again.
-func TestAPoolIsCreatedOnceHoweverOftenThatIsAsked(t *testing.T) {
+func TestCreatePoolIsIdempotent(t *testing.T) {
 	needs.Root(t)
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})

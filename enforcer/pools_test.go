@@ -96,7 +96,7 @@ func TestAMemberWithoutAQuotaTakesWhatIsFreeInThePool(t *testing.T) {
 	b.must("charge 0 %d", 3*gib)
 }
 
-func TestDeathAndExecGiveBackToBothLedgers(t *testing.T) {
+func TestExitAndExecReleaseInBothLedgers(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
@@ -128,7 +128,7 @@ func TestAProcessThatDiesBetweenItsTwoChargesLosesNoByte(t *testing.T) {
 }
 
 // A process that skips the pool's charge, or overwrites its lane there, is found by its slice's charge.
-func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
+func TestChargeMissingInThePoolIsAdded(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
@@ -144,7 +144,7 @@ func TestWhatIsChargedToTheSliceAndNotToThePoolIsChargedThere(t *testing.T) {
 
 // A process is stopped between its two charges, or skips the second. Those bytes count in the pool if the driver says that the process holds them;
 // without driver truth, up to the pool's free bytes.
-func TestWhoIsStoppedBetweenItsTwoChargesTakesNothingThatThePoolHasNot(t *testing.T) {
+func TestProcessStoppedBetweenItsChargesDoesNotExceedThePool(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
 	a, b := h.member("a", "llm", on(gpu0, 4*gib)).uses(), h.member("b", "llm").uses()
@@ -171,7 +171,7 @@ func TestWhoIsStoppedBetweenItsTwoChargesTakesNothingThatThePoolHasNot(t *testin
 	}
 }
 
-func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
+func TestMembersOverheadCountsInThePool(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 4*gib)).uses(), h.member("b", "llm").uses()
@@ -187,7 +187,7 @@ func TestWhatTheDriverHoldsForAMemberCountsInThePool(t *testing.T) {
 }
 
 // The pool gets back what a member freed while no enforcer ran.
-func TestWhatTheDriverHeldForAMemberIsThePoolsAgainAfterARestart(t *testing.T) {
+func TestMembersOverheadCountsInThePoolAfterARestart(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.pool("llm", on(gpu0, 6*gib))
 	a, b := h.member("a", "llm").uses(), h.member("b", "llm").uses()
@@ -277,7 +277,7 @@ func TestAPoolByGrantHasNoMemberThatNamesItWithoutOne(t *testing.T) {
 	expect.NoError(t, request("claim", true))
 }
 
-func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
+func TestOverwrittenPoolGrantsNothing(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm").uses(), h.member("b", "llm", on(api.AllDevices, gib)).uses()
@@ -293,7 +293,7 @@ func TestAnOverwrittenPoolGivesNothingMore(t *testing.T) {
 }
 
 // The enforcer cannot tell which member's process overwrote the page, so it kills none.
-func TestAnOverwrittenPoolIsTold(t *testing.T) {
+func TestOverwrittenPoolIsAnEvent(t *testing.T) {
 	for action, told := range map[api.Action]api.Action{api.Log: api.Log, api.Refuse: api.Refuse, api.Kill: api.Refuse} {
 		t.Run(string(action), func(t *testing.T) {
 			h := newHost(t, nil).does(action, api.ScopeSlice)
@@ -314,7 +314,7 @@ func TestAnOverwrittenPoolIsTold(t *testing.T) {
 	}
 }
 
-func TestAPoolThatIsDeniedADeviceIsTold(t *testing.T) {
+func TestPoolDeniedADeviceIsAnEvent(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 60*gib))
 	a := h.member("a", "llm").uses()
@@ -352,7 +352,7 @@ func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
 }
 
 // For refusals that are reported as a sum, the refusing limit is not known where there are two.
-func TestRefusalsOfMembersThatAreToldAsASumNameNoLimitThatItWasNot(t *testing.T) {
+func TestSummedRefusalsNameNoLimit(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	for _, id := range []string{"own", "none"} {

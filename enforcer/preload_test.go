@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestWhereTheContainersPreloadFileIs(t *testing.T) {
+func TestPlaceOfAContainersPreloadFile(t *testing.T) {
 	const (
 		root    = "65 43 254:0 /rootfs / rw - ext4 /dev/vda rw\n"
 		hosts   = "68 65 254:0 /hosts /etc/hosts rw - ext4 /dev/vda rw\n"

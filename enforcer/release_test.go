@@ -99,7 +99,7 @@ func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
 	})
 }
 
-func TestARestartClearsAwayWhatAReleasedContainerLeft(t *testing.T) {
+func TestRestartRemovesFilesOfAReleasedContainer(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, nil)
 	init := start(t, "", dir)

@@ -24,7 +24,7 @@ import (
 )
 
 // The enforcer hands out no ledger that it could not record: the next enforcer would not find it.
-func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
+func TestAttachIsRefusedWhileTheStoreIsFull(t *testing.T) {
 	for _, what := range []string{"slices/a", "pools/llm"} {
 		for _, again := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, restarted %t", what, again), func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestAFirstAttachWithoutRoomIsRefusedAndThenGiven(t *testing.T) {
 }
 
 // A slice to which no process has attached needs no room on the disk, neither to be restored nor to end.
-func TestASliceIsTakenUpWithoutRoom(t *testing.T) {
+func TestSliceIsRestoredWithoutDiskSpace(t *testing.T) {
 	var full atomic.Bool
 	t.Cleanup(enforcer.BeforeWrites(func(string) error {
 		if full.Load() {

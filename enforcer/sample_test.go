@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestAPidThatAnotherProcessHasIsNoExitedOnes(t *testing.T) {
+func TestReusedPIDIsNotTheExitedProcess(t *testing.T) {
 	const nobodys = 1<<22 + 1 // larger than any pid
 	s := &slice{}
 	now := time.Now()

@@ -59,7 +59,7 @@ func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 }
 
 // Only the process itself knows what it left.
-func TestWhatAProcessHasLeftCountsUntilItsEnd(t *testing.T) {
+func TestMemoryLeftOnTheDeviceCountsUntilExit(t *testing.T) {
 	h, truth, _, a, b, _ := ownTurns(t)
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
@@ -94,7 +94,7 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 }
 
 // The driver is to move it, and finds that a program outside gpuslice has locked it.
-func TestAProcessThatSomebodyElseHasLockedStays(t *testing.T) {
+func TestProcessLockedByAnotherProgramStays(t *testing.T) {
 	t.Cleanup(enforcer.LosePatience())
 	h, _, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
@@ -154,7 +154,7 @@ func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
 }
 
 // Its memory stays in host memory, and a later return succeeds.
-func TestAProcessForWhichThereIsNoRoomStaysAside(t *testing.T) {
+func TestProcessWithoutRoomStaysInHostMemory(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
@@ -172,7 +172,7 @@ func TestAProcessForWhichThereIsNoRoomStaysAside(t *testing.T) {
 }
 
 // Its remainder on the device need not be free for its return.
-func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
+func TestReturnReusesTheMemoryLeftOnTheDevice(t *testing.T) {
 	h, truth, _, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.left = 10 * gib })
 	b.works(truth, gib)
@@ -186,7 +186,7 @@ func TestAProcessReturnsIntoWhatItHasNotLeft(t *testing.T) {
 }
 
 // Driver truth contradicts the process, and the driver moves it without delay.
-func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T) {
+func TestDriverMovesAProcessWithAFalseClaimOfAMove(t *testing.T) {
 	t.Cleanup(enforcer.LosePatience())
 	h, truth, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.lies = true })
@@ -220,7 +220,7 @@ func TestAProcessThatSaysThatItHasMovedAndHasNotIsMovedByTheDriver(t *testing.T)
 }
 
 // However far a move was when the enforcer died, also if it continued then, the next enforcer reads its state in the lane.
-func TestTheNextEnforcerFindsWhereAProcessHasMovedItself(t *testing.T) {
+func TestRestartReadsWhereAProcessHasMoved(t *testing.T) {
 	for _, when := range []string{"before", "behind"} {
 		for _, way := range []string{"out locked", "out aside", "back locked", "back running"} {
 			for _, goesOn := range []bool{true, false} {
@@ -300,7 +300,7 @@ func TestAProcessOfAnOrdinarySliceIsNotAskedToMoveItself(t *testing.T) {
 	}
 }
 
-func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
+func TestHostMemoryIsKeptWhileItIsPlentiful(t *testing.T) {
 	var limited atomic.Bool
 	h, truth, _, a, b, m := ownTurns(t)
 	t.Cleanup(enforcer.LimitMemory(func(pid int) bool { return pid == a.pid() && limited.Load() }))
@@ -328,7 +328,7 @@ func TestAProcessKeepsItsHostMemoryWhereThereIsPlenty(t *testing.T) {
 	eventually(t, "it keeps nothing, since its cgroup is limited", bare)
 }
 
-func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
+func TestKeptHostMemoryIsReleasedForAnEviction(t *testing.T) {
 	for _, budget := range []bool{false, true} {
 		t.Run(fmt.Sprint("host_memory ", budget), func(t *testing.T) {
 			o := quick
@@ -363,7 +363,7 @@ func TestWhatOthersKeepOfHostMemoryIsGivenBackForAnEviction(t *testing.T) {
 }
 
 // The remainder makes way for a slice that may have the whole device. The enforcer dies at each step of that.
-func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
+func TestMemoryLeftOnTheDeviceIsMovedForAWaiter(t *testing.T) {
 	for _, ends := range []checkpoint.Action{"", checkpoint.Lock, checkpoint.Checkpoint, checkpoint.Restore, checkpoint.Unlock} {
 		t.Run(fmt.Sprint("the enforcer ends at ", ends), func(t *testing.T) {
 			h, truth, f := elastics(t, quick)
@@ -421,7 +421,7 @@ func TestWhatIsLeftGoesWhereSomebodyHasNoRoomBesideIt(t *testing.T) {
 	}
 }
 
-func TestWhatIsLeftGoesForAnOrdinarySlice(t *testing.T) {
+func TestMemoryLeftOnTheDeviceIsMovedForAnOrdinarySlice(t *testing.T) {
 	h, truth, f, a, b, _ := ownTurns(t)
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
@@ -441,7 +441,7 @@ func TestWhatIsLeftGoesForAnOrdinarySlice(t *testing.T) {
 	}
 }
 
-func TestWhatCannotLeaveStays(t *testing.T) {
+func TestImmovableMemoryStays(t *testing.T) {
 	h, truth, f := elastics(t, quick)
 	a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
 	m := h.movesItself(a.works(truth, 40*gib), "a", truth)
@@ -466,7 +466,7 @@ func leavesAPart(all ...*selfMover) {
 }
 
 // Two slices of 45 GiB share 80 GiB: each moves only what the other has no room for.
-func TestNoMoreGoesThanSomebodyNeeds(t *testing.T) {
+func TestEvictionMovesNoMoreThanNeeded(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)
 	b.works(truth, 44*gib)
@@ -494,7 +494,7 @@ func TestNoMoreGoesThanSomebodyNeeds(t *testing.T) {
 }
 
 // For a third slice the processes move the remainder themselves, without the driver.
-func TestWhatMayStayLeavesForAThird(t *testing.T) {
+func TestMemoryThatStayedIsMovedForAThirdSlice(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)
 	b.works(truth, 44*gib)
@@ -544,7 +544,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 }
 
 // An earlier move needed more.
-func TestWhoIsAsideGivesBackHostMemoryThatItDoesNotNeed(t *testing.T) {
+func TestEvictedProcessReleasesUnneededHostMemory(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	leavesAPart(m)
 	must.Do(t, h.suspend("a"))

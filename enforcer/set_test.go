@@ -58,7 +58,7 @@ func TestAQuotaCanBeChangedWhileTheSliceRuns(t *testing.T) {
 	p.expect("refused", "charge 1 1")
 }
 
-func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
+func TestOnlyChangesAreEvents(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(api.AllDevices, gib))
 	p.must("attach")
@@ -80,7 +80,7 @@ func TestWhatIsChangedIsToldAndOnlyThat(t *testing.T) {
 	}
 }
 
-func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
+func TestInvalidChangeIsRefusedAsAWhole(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	p, _ := h.session("s", on(gpu0, 4*gib), on(gpu1, 4*gib))
 	p.must("attach")
@@ -120,7 +120,7 @@ func TestAChangeThatCannotBeIsRefusedAsAWhole(t *testing.T) {
 }
 
 // A quota on an unused device is granted or refused at the request; the device's first use applies it.
-func TestAQuotaOnADeviceThatIsNotUsedYetIsGivenOrRefusedAtOnce(t *testing.T) {
+func TestQuotaOnAnUnusedDeviceIsGrantedOrRefusedAtOnce(t *testing.T) {
 	h := newOffice(t, admission.Limits{MaxVRAM: api.Share{Bytes: 70 * gib}, Tenants: map[string]api.Share{"physics": {Bytes: 10 * gib}}})
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")

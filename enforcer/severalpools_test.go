@@ -71,7 +71,7 @@ func TestASliceDrawsOnADevicesPoolThere(t *testing.T) {
 	}
 }
 
-func TestWhatTheDriverHoldsBeyondTheLaneIsChargedToTheDevicesPool(t *testing.T) {
+func TestOverheadIsChargedToTheDevicesPool(t *testing.T) {
 	h, truth := newTruthHost(t)
 	h.twoPools()
 	s := h.memberOf("s", both).usesBoth()
@@ -140,7 +140,7 @@ func TestSlicesJoinPoolsWhileTheseAreExtended(t *testing.T) {
 }
 
 // A process that one damaged pool refuses gets a lane in no other pool.
-func TestAProcessThatADamagedPoolKeepsOutHasAPlaceInNoOther(t *testing.T) {
+func TestProcessRefusedByADamagedPoolHasNoLaneInOthers(t *testing.T) {
 	h := newHost(t, nil)
 	h.twoPools()
 	b := h.member("in-b", "b")

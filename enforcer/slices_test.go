@@ -27,7 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/needs"
 )
 
-func TestAProcessChargesUpToItsQuotaAndDeathGivesItBack(t *testing.T) {
+func TestChargesAreBoundedByTheQuotaAndReleasedAtExit(t *testing.T) {
 	h := newHost(t, nil)
 	p, reply := h.session("s", on(api.AllDevices, 4*gib))
 	must.Equal(t, p.must("attach"), 1, "lane")
@@ -115,7 +115,7 @@ func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
 	h.gone("c")
 }
 
-func TestARestartFindsSlicesAndSettlesWhoDiedMeanwhile(t *testing.T) {
+func TestRestartFindsSlicesAndSettlesExitedProcesses(t *testing.T) {
 	h := newHost(t, nil)
 	a, more, reply := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(api.AllDevices, 4*gib)}})
 	b := more()
@@ -152,7 +152,7 @@ func TestASessionOfDeadProcessesIsDroppedByARestart(t *testing.T) {
 }
 
 // A session takes its processes out of their slice, so they must belong to the user that starts it.
-func TestASessionBeginsWithAProcessOfWhoAsks(t *testing.T) {
+func TestSessionBeginsOnlyWithTheCallersProcess(t *testing.T) {
 	defer enforcer.PretendOwned()()
 	h := newHost(t, nil)
 	h.stop()
@@ -221,7 +221,7 @@ func TestASessionDoesNotBeginWithAProcessThatExitsMeanwhile(t *testing.T) {
 	}
 }
 
-func TestTheHostsUsersDoNotReachAContainersSocket(t *testing.T) {
+func TestHostUsersCannotConnectToAContainersSocket(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, nil)
 	init := start(t, "", dir)
@@ -309,7 +309,7 @@ func TestPercentIsOfTheDevice(t *testing.T) {
 }
 
 // Without NVML a device's size is unknown until a process reports the device that it uses.
-func TestPercentWithoutDriverTruthIsOfWhatTheProcessSees(t *testing.T) {
+func TestWithoutNVMLPercentIsOfTheReportedDeviceSize(t *testing.T) {
 	h := newHost(t, nil)
 	p, reply := h.session("s", api.Quota{Device: api.AllDevices, Percent: 50}, api.Quota{Device: gpu1, Percent: 1})
 	must.Len(t, reply.Slice.Devices, 0)
@@ -334,7 +334,7 @@ func TestARunDirectoryThatOthersCanWriteIsRefused(t *testing.T) {
 }
 
 // Directories have random names and their parent cannot be listed, so only a slice's owner finds its directory.
-func TestNobodyListsTheSlicesDirectories(t *testing.T) {
+func TestSliceDirectoriesCannotBeListed(t *testing.T) {
 	h := newHost(t, nil)
 	slices := filepath.Join(h.options.RunDir, "slices")
 	h.stop()
@@ -353,7 +353,7 @@ func TestNobodyListsTheSlicesDirectories(t *testing.T) {
 	expect.True(t, names[0] != names[1], "both slices s have a directory", names[0])
 }
 
-func TestTwoHundredProcessesComeAndGoExactly(t *testing.T) {
+func TestTwoHundredProcessesAreAccountedExactly(t *testing.T) {
 	h := newHost(t, nil)
 	init, more, _ := h.container(api.RegisterRequest{ID: "c", Quotas: []api.Quota{on(gpu0, 100*mib)}})
 	init.uses()

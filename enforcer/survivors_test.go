@@ -21,7 +21,7 @@ import (
 )
 
 // Memory of processes that outlive a session stays granted, however the session ended, also across a restart.
-func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
+func TestProcessesThatSurviveASessionCountUntilTheyExit(t *testing.T) {
 	needs.Root(t)
 	for how, end := range map[string]func(t *testing.T, h *host, first, dead *proc){
 		"released by force": func(t *testing.T, h *host, _, dead *proc) {
@@ -73,7 +73,7 @@ func TestWhatOutlivesASessionCountsUntilItHasEnded(t *testing.T) {
 
 // When a lender exits, its memory belongs to the borrower, and no lane has it. The driver tells how much that is; without an answer the
 // session's whole quota counts.
-func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
+func TestMemoryLentByAnExitedProcessCountsForTheSurvivors(t *testing.T) {
 	needs.Root(t)
 	for name, c := range map[string]struct {
 		truth, want uint64
@@ -121,7 +121,7 @@ func TestWhatADeadProcessLentCountsWithWhoOutlivesTheSession(t *testing.T) {
 }
 
 // A process counts as what the driver lists for it, or as its charge if that is more.
-func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
+func TestSurvivorsOfASessionCountSeparately(t *testing.T) {
 	needs.Root(t)
 	h, truth := newTruthHost(t)
 	h.believe()
@@ -142,7 +142,7 @@ func TestWhatOutlivesASessionCountsProcessByProcess(t *testing.T) {
 }
 
 // For processes in a container's cgroup the driver's listing counts.
-func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
+func TestHiddenMemoryOfAReleasedContainerCounts(t *testing.T) {
 	cgroup := newCgroup(t)
 	h, truth := newTruthHost(t)
 	p := start(t, "/nonexistent", cgroup)
@@ -157,7 +157,7 @@ func TestWhatAReleasedContainerHoldsPastItsLedgerCounts(t *testing.T) {
 }
 
 // A restarted enforcer finds a session's page in any process that maps it, also one that no longer belongs to the session.
-func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
+func TestPageIsFoundInAnyProcessThatMapsIt(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	h.believe()
@@ -193,7 +193,7 @@ func TestAPageIsFoundInWhoeverHasIt(t *testing.T) {
 }
 
 // A pool counts the processes that outlive its member.
-func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
+func TestPoolCountsSurvivorsOfASessionUntilTheyExit(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	h.pool("llm", on(gpu0, 8*gib))
@@ -226,7 +226,7 @@ func TestAPoolCountsWhatOutlivesASessionInItUntilItHasEnded(t *testing.T) {
 }
 
 // Also if its first process lives, and the process with the page does not descend from it.
-func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
+func TestPoolCountsMemoryOfAReleasedSession(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})
 	h.believe()
@@ -250,7 +250,7 @@ func TestAPoolCountsWhatAReleasedSessionHolds(t *testing.T) {
 }
 
 // Ending one session after another while their processes live gives a user no more.
-func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
+func TestUsersLimitIncludesSurvivorsOfSessions(t *testing.T) {
 	needs.Root(t)
 	for _, truth := range []*fakeTruth{{}, nil} {
 		h, u := newUsers(t, truth)
@@ -271,7 +271,7 @@ func TestAUsersLimitHoldsForWhatOutlivesHisSessions(t *testing.T) {
 }
 
 // Nor does killing a session's first process while the next session is admitted.
-func TestAUsersLimitHoldsWhileTheEndOfASessionIsNotSeenYet(t *testing.T) {
+func TestUsersLimitIncludesASessionWhoseEndIsNotNoticed(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	first := start(t, "/nonexistent", "")
@@ -319,7 +319,7 @@ func startBelow(t *testing.T, dir string) *proc {
 
 // A session's child outlives the session's first process while no enforcer runs. The next enforcer closes its page, and has to look for it among
 // all processes, since it no longer descends from the session's.
-func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
+func TestSurvivorsOfASessionGetNoMoreMemoryAfterARestart(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, nil)
 	link := filepath.Join(h.options.RunDir, "to-s")
@@ -344,7 +344,7 @@ func TestWhatASessionLeavesWhileNoEnforcerRunsGetsNothingMore(t *testing.T) {
 }
 
 // A session ends with its first process, also for processes that joined it.
-func TestThoseWhoJoinedGetNothingMoreOnceTheSessionIsOver(t *testing.T) {
+func TestJoinedProcessesGetNoMoreMemoryAfterTheSession(t *testing.T) {
 	h := newHost(t, nil)
 	h.believe()
 	first, reply, token := h.tokenSession("s", on(gpu0, 4*gib))

@@ -114,7 +114,7 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	h.gone("a")
 }
 
-func TestAUsersSuspendedSessionComesBackWithinHisLimitWhoeverAsks(t *testing.T) {
+func TestSuspendedSessionResumesWithinTheUsersLimit(t *testing.T) {
 	needs.Root(t)
 	h, truth, f := movers(t)
 	h.stop()
@@ -158,7 +158,7 @@ func (h *host) rewrite(change func(*store.Slice)) {
 }
 
 // The record's state is unknown; the driver knows the process's.
-func TestASuspendedSliceWhoseRecordDoesNotSayHowFarItWasIsBroughtBack(t *testing.T) {
+func TestSuspendedSliceWithAnUnknownStateIsResumed(t *testing.T) {
 	h, truth, f := movers(t)
 	p := h.suspended(truth, "a", 50*gib, 40*gib)
 	h.stop()

@@ -232,7 +232,7 @@ func two(t *testing.T, h *host, id string, quota uint64) (a, b *proc) {
 }
 
 // Its memory may be on the device.
-func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
+func TestSliceKeepsItsGrantIfTheDriverDoesNotAnswer(t *testing.T) {
 	for _, action := range []checkpoint.Action{checkpoint.Lock, checkpoint.Checkpoint} {
 		h, truth, f := movers(t)
 		a, _ := h.session("a", on(gpu0, 50*gib))
@@ -251,7 +251,7 @@ func TestASliceOfWhichTheDriverSaysNothingKeepsItsRoom(t *testing.T) {
 }
 
 // The slice is evicted, its return cannot be recorded, so its processes stay stopped.
-func TestASliceThatIsNotBackDoesNotGoOn(t *testing.T) {
+func TestSliceRunsOnlyAfterItsReturn(t *testing.T) {
 	var full atomic.Bool
 	t.Cleanup(enforcer.BeforeWrites(func(key string) error {
 		if full.Load() && key == "slices/a" {
@@ -379,7 +379,7 @@ func TestNothingIsRestoredWithoutRoomOnTheDevice(t *testing.T) {
 }
 
 // The driver gives no reason, and such a process cannot be restored.
-func TestASliceOneOfWhoseProcessesIsLostStaysSuspendedUntilThatHasEnded(t *testing.T) {
+func TestSliceWithALostProcessStaysSuspendedUntilThatExits(t *testing.T) {
 	h, truth, f := movers(t)
 	a, b := two(t, h, "c", 50*gib)
 	a.takes(truth, 10*gib)
@@ -426,7 +426,7 @@ func TestWhatWasNotBroughtBackIsNotForThatOneOfAllIsLost(t *testing.T) {
 	}
 }
 
-func TestWhatASuspendedMemberHeldOthersOfItsPoolMayUse(t *testing.T) {
+func TestOtherMembersMayUseASuspendedMembersMemory(t *testing.T) {
 	h, truth, _ := movers(t)
 	h.pool("llm", on(gpu0, 8*gib))
 	a, b := h.member("a", "llm").uses(), h.member("b", "llm", on(gpu0, 8*gib)).uses()
@@ -479,7 +479,7 @@ func TestASuspendedSliceLetsNoProcessAttach(t *testing.T) {
 }
 
 // A tool on the host restored it without the enforcer.
-func TestASuspendedProcessThatIsBroughtBackUnaskedIsBeyondItsLane(t *testing.T) {
+func TestSuspendedProcessRestoredByAnotherProgramIsCharged(t *testing.T) {
 	h, truth, _ := movers(t)
 	a, _ := h.session("s", on(gpu0, 4*gib))
 	a.uses().takes(truth, 2*gib)
@@ -515,7 +515,7 @@ func (f *fakeMover) held(pid int) (begun <-chan struct{}, let func()) {
 }
 
 // A process that does not return delays those of its slice. It delays no other slice that has room, on its device or another.
-func TestAProcessThatDoesNotComeBackDelaysNoOtherSlice(t *testing.T) {
+func TestFailedReturnDelaysNoOtherSlice(t *testing.T) {
 	h, truth, f := movers(t)
 	silent := h.suspended(truth, "silent", 40*gib, 30*gib)
 	h.suspended(truth, "beside", 20*gib, 10*gib)

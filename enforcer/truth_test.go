@@ -27,7 +27,7 @@ import (
 
 func overhead(h *host) uint64 { return h.see("s").Devices[0].Overhead }
 
-func TestWhatTheDriverHoldsBeyondTheLedgerIsChargedAsOverhead(t *testing.T) {
+func TestDriverMemoryBeyondTheLedgerIsChargedAsOverhead(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	p.must("attach")
@@ -107,7 +107,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 }
 
 // The cost of a context is learned from processes, which can inflate what they hold.
-func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
+func TestProcessesCannotInflateAnotherSlicesContextCost(t *testing.T) {
 	const costs, hidden = 300 * mib, 600 * mib
 	for _, c := range []struct {
 		name     string
@@ -173,7 +173,7 @@ func TestNoSliceMakesAnothersContextDearer(t *testing.T) {
 	}
 }
 
-func TestADriverThatHangsIsInNobodysWay(t *testing.T) {
+func TestHungDriverBlocksNoRequest(t *testing.T) {
 	t.Cleanup(enforcer.TellInTime())
 	hang := make(chan struct{})
 	defer close(hang)
@@ -216,7 +216,7 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 }
 
 // Nor does a query hide anything: what the process does not charge then is found by the next comparison.
-func TestAProcessThatAsksAndDoesNotChargeIsFound(t *testing.T) {
+func TestProcessThatAsksWithoutChargingIsFound(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))
 	p.must("attach")
@@ -247,7 +247,7 @@ func TestAProcessThatAttachesAgainAndAgainIsFound(t *testing.T) {
 
 // As many processes as can wait ask again and again. Other queries are answered in a tenth of the timeout; one after another, all queries would
 // take twice the timeout.
-func TestASliceThatAsksForTruthAllTheTimeDelaysNobodyElse(t *testing.T) {
+func TestConstantRequestsForSamplesDelayNoOtherSlice(t *testing.T) {
 	const takes, askers = 20 * time.Millisecond, 64
 	t.Cleanup(enforcer.WaitWithReleases(500 * time.Millisecond))
 	t.Cleanup(enforcer.TellInTime())
@@ -330,7 +330,7 @@ func TestNoContainerSetsThePaceOfTheDriversSamples(t *testing.T) {
 	})
 }
 
-func TestWhatIsFoundIsCounted(t *testing.T) {
+func TestFindingsAreInTheMetrics(t *testing.T) {
 	h, truth := newTruthHost(t)
 	m := metrics.New(h, slog.New(slog.DiscardHandler))
 	h.CountWith(m)
@@ -357,7 +357,7 @@ func TestWhatIsFoundIsCounted(t *testing.T) {
 }
 
 // Some allocations have a size that only the driver knows. The driver holds it before the process can charge it.
-func TestWhatIsChargedAfterTheCallIsNotTakenForHidden(t *testing.T) {
+func TestChargeAfterTheCallIsNotHiddenMemory(t *testing.T) {
 	h, truth := newTruthHost(t, func(o *enforcer.Options) { o.SettleTime = time.Hour }) // the process has time to charge
 	p, _ := h.session("s", on(gpu0, 4*mib))
 	p.uses()
@@ -395,7 +395,7 @@ func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
 }
 
 // A page that is invalid at a restart may be of another version: it grants nothing more, and no process is killed for it.
-func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
+func TestPageFoundOverwrittenAtARestartKillsNoProcess(t *testing.T) {
 	h := newHost(t, nil).does(api.Kill, api.ScopeSlice)
 	vandal, sibling := h.pair(on(gpu0, 4*gib))
 	for _, p := range []*proc{vandal, sibling} {
@@ -412,7 +412,7 @@ func TestAPageThatIsFoundOverwrittenAtARestartKillsNobody(t *testing.T) {
 }
 
 // After a restart the enforcer does not know what a busy process holds beyond its lane. The former enforcer had charged it.
-func TestWhatAProcessAtWorkHoldsBeyondItsLaneIsChargedAcrossARestart(t *testing.T) {
+func TestOverheadOfABusyProcessSurvivesARestart(t *testing.T) {
 	needs.Root(t)
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))

@@ -62,7 +62,7 @@ func (d *slowDisk) hang(slow func(key string) bool) (let func()) {
 
 func all(string) bool { return true }
 
-func TestASlowDiskKeepsNobodysHiddenMemoryFromBeingCharged(t *testing.T) {
+func TestSlowDiskDoesNotDelayChargesOfHiddenMemory(t *testing.T) {
 	const limit, hidden = 60 * gib, gib
 	ctx := context.Background()
 	disk, truth := newSlowDisk(t), &fakeTruth{}
@@ -182,7 +182,7 @@ func TestAReleaseWaitsForNoOthersDisk(t *testing.T) {
 }
 
 // Of many concurrent registrations of an id one succeeds, and one that is released while it registers leaves nothing.
-func TestOneOfManyGetsAnID(t *testing.T) {
+func TestConcurrentRegistrationsOfAnIDAdmitOne(t *testing.T) {
 	ctx := context.Background()
 	h := newHost(t, &fakeTruth{})
 	const many = 20
@@ -215,7 +215,7 @@ func TestOneOfManyGetsAnID(t *testing.T) {
 }
 
 // A request that arrives while the enforcer stops changes nothing, and its error says to ask again.
-func TestWhoAsksForAChangeWhenTheEnforcerStopsIsToldToAskAgain(t *testing.T) {
+func TestChangeDuringShutdownIsAnsweredWithRetry(t *testing.T) {
 	h := newHost(t, nil)
 	h.session("s", on(gpu0, gib))
 	must.Get(h.CreatePool(context.Background(), "p", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}}))(t)

@@ -64,7 +64,7 @@ func TestARegistrationThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
+func TestJoinThatCannotBeStoredIsUndone(t *testing.T) {
 	do := writes(t, "s")
 	h := newHost(t, nil)
 	h.believe()
@@ -80,7 +80,7 @@ func TestAProcessWhoseJoiningCannotBeStoredHasNotJoined(t *testing.T) {
 }
 
 // A process has a lane in the slice and in all of its pools, or in none.
-func TestAProcessThatAFullPoolKeepsOutHasNoPlace(t *testing.T) {
+func TestProcessRefusedByAFullPoolHasNoLane(t *testing.T) {
 	for _, full := range []string{"a", "b"} {
 		h := newHost(t, nil)
 		h.twoPools()

@@ -62,7 +62,7 @@ func begin(t *testing.T, u *users.Users, uid uint32, id string, quotas ...api.Qu
 	return u.Register(as(p.pid(), uid), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), UID: uid})
 }
 
-func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
+func TestFirstMatchingLimitAppliesToAUser(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	reply := must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib)))(t)
@@ -96,7 +96,7 @@ func TestAUserMayHaveWhatTheFirstLimitThatIsForHimSays(t *testing.T) {
 	expect.Equal(t, len(slicesOf(t, h)), 5, "slices")
 }
 
-func TestAUserIsShownWhatIsLeftOfTheOwnLimit(t *testing.T) {
+func TestUserSeesTheRestOfOwnLimit(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib)))(t)
@@ -125,7 +125,7 @@ func TestAUserIsShownWhatIsLeftOfTheOwnLimit(t *testing.T) {
 	}
 }
 
-func TestAUserIsShownTheCommandsOfTheOwnSessions(t *testing.T) {
+func TestUserSeesCommandsOfOwnSessions(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	hers := must.Get(begin(t, u, alice, "a", on(gpu0, gib)))(t).Slice
@@ -167,7 +167,7 @@ func TestAUsersSessionCountsOnAllDevicesThatItsQuotasAreOn(t *testing.T) {
 	expect.NoError(t, must.Err(begin(t, u, alice, "other", on(gpu1, 4*gib))))
 }
 
-func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
+func TestWithoutNVMLAUsersLimitCountsRequestedSizes(t *testing.T) {
 	needs.Root(t)
 	_, u := newUsers(t, nil)
 	must.Get(begin(t, u, alice, "a", on(gpu0, 6*gib), on(gpu1, 2*gib)))(t)
@@ -187,7 +187,7 @@ func TestWithoutDriverTruthAUsersLimitIsOfWhatIsAskedFor(t *testing.T) {
 	expect.NoError(t, must.Err(begin(t, u, alice, "b", on(gpu1, 4*gib))))
 }
 
-func TestAUserAsksForNothingThatIsTheOperatorsToGive(t *testing.T) {
+func TestUserCannotRequestOperatorSettings(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	stranger := start(t, "/nonexistent", "")
@@ -275,7 +275,7 @@ func TestSessionsOfAUserHaveOneShare(t *testing.T) {
 	expect.True(t, len(lines) > 0, "the log names the slice")
 }
 
-func TestAUserSeesAndEndsHisOwnSessionsAlone(t *testing.T) {
+func TestUserSeesAndEndsOnlyOwnSessions(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	mine := must.Get(begin(t, u, alice, "mine", on(gpu0, gib)))(t)
@@ -341,7 +341,7 @@ func behalf(t *testing.T, h *host, asker context.Context, r api.RegisterRequest)
 	return p, reply, err
 }
 
-func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
+func TestSessionBegunByRootForAUserCountsInTheUsersLimit(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	root := as(os.Getpid(), 0)
@@ -373,7 +373,7 @@ func TestWhatRootBeginsForAUserIsWithinTheUsersLimit(t *testing.T) {
 	expect.NoError(t, must.Err(u.Release(as(1, alice), "one", reply.Slice.Generation, true)))
 }
 
-func TestTheProcessesOfASliceForAUserComeToItsSocketOnTheHost(t *testing.T) {
+func TestSliceForAUserIsReachedByItsHostSocket(t *testing.T) {
 	needs.Root(t)
 	h, _ := newUsers(t, &fakeTruth{})
 	_, reply, err := behalf(t, h, as(os.Getpid(), 0), api.RegisterRequest{ID: "one", Quotas: []api.Quota{on(gpu0, gib)}, For: &api.User{UID: alice}})
@@ -417,7 +417,7 @@ func TestASliceForAUserEndsWithItsCgroupOrItsTime(t *testing.T) {
 	h.given(gpu0, 0, 80*gib)
 }
 
-func TestRootAloneAsksForAUserAndForNothingThatIsTheOperatorsToGive(t *testing.T) {
+func TestOnlyRootRegistersForAUserWithoutOperatorSettings(t *testing.T) {
 	needs.Root(t)
 	h, u := newUsers(t, &fakeTruth{})
 	quotas := []api.Quota{on(gpu0, gib)}

@@ -123,7 +123,7 @@ func TestAQuotaOnADeviceThatIsNotSeenIsRefused(t *testing.T) {
 	expect.NoError(t, must.Err(h.sees("s", p, []string{"minor:1", mig1}, on("0", gib), on(mig1, gib))), "quotas on what is seen")
 }
 
-func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
+func TestQuotaAppliesToADeviceFirstSeenLater(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	link := t.TempDir() + "/bind"
 	p := start(t, link, "")
@@ -144,7 +144,7 @@ func TestADeviceThatWasNotKnownToBeSeenHasTheQuotaToo(t *testing.T) {
 	p.expect("refused", "charge %d 1", index)
 }
 
-func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
+func TestVisibleDevicesSurviveARestart(t *testing.T) {
 	h := newMachine(t)
 	p := start(t, t.TempDir(), "") // it never attaches, so the restarted enforcer makes a new ledger
 	must.Get(h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)))(t)
@@ -153,7 +153,7 @@ func TestWhatAContainerSeesOutlivesTheEnforcer(t *testing.T) {
 }
 
 // The store has requests as JSON, and an older hook may ask a newer enforcer.
-func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
+func TestRequestWithoutVisibleSeesAllDevices(t *testing.T) {
 	var r api.RegisterRequest
 	old := `{"id":"s","quotas":[{"device":"*","bytes":1073741824}],"mode":"enforce","pid":1,"session":true}`
 	if err := json.Unmarshal([]byte(old), &r); err != nil || r.Visible != nil {
@@ -169,7 +169,7 @@ func TestARequestOfBeforeVisibleIsReadAsSeeingAll(t *testing.T) {
 	}
 }
 
-func TestWithoutNVMLWhatIsVisibleIsUnknown(t *testing.T) {
+func TestWithoutNVMLVisibleDevicesAreUnknown(t *testing.T) {
 	h := newHost(t, nil)
 	p := start(t, t.TempDir(), "")
 	expect.NoError(t, must.Err(h.sees("s", p, []string{"minor:0", gpu1}, on(gpu0, gib))))

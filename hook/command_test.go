@@ -52,7 +52,7 @@ func claimed(t *testing.T, keys map[string]string, lines ...string) Bundle {
 	return b
 }
 
-func TestAClaimIsAQuotaWhateverAnnotationsAndEnvironmentSay(t *testing.T) {
+func TestClaimTakesPrecedenceOverAnnotationsAndEnvironment(t *testing.T) {
 	for _, policy := range []annotations.Policy{{}, {Pass: true}, {DefaultVRAM: "2G", AllowEnv: true}} {
 		b := claimed(t, nil, "gpuslice-hook --pool a --tenant t prestart", "gpuslice-hook --pool b --pool a createRuntime", "gpuslice-hook prestart", "other --pool c prestart")
 		r, err := b.Request(policy)
@@ -88,7 +88,7 @@ func TestTheHooksOwnCommandLineGrantsToo(t *testing.T) {
 	}
 }
 
-func TestASliceIsTheContainersIfAnotherOfItsHooksMadeIt(t *testing.T) {
+func TestSliceOfAnotherHookOfTheContainerIsUsed(t *testing.T) {
 	state := specs.State{ID: "c", Pid: 7}
 	for _, c := range []struct {
 		slice api.Slice

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/hook/annotations"
 )
 
-func TestTheRefusalAdvisesWhatTheEngineCanDo(t *testing.T) {
+func TestAdviceInARefusalFitsTheEngine(t *testing.T) {
 	root := t.TempDir()
 	write(t, filepath.Join(root, "containers", "pod", "config.v2.json"), `{"ID": "pod", "Name": "/k8s_main_train-0_team_4cad64d0_0"}`, 0o600)
 	const (

@@ -207,7 +207,7 @@ func keep(t *testing.T, h *Hook, bundle string, u roots.User) {
 	}
 }
 
-func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
+func TestWaitForAnotherHooksLockTimesOut(t *testing.T) {
 	_, bundle := setUp(t, map[string]string{"gpuslice.vram": "1G"})
 	f := &fake{}
 	h := &Hook{Enforcer: f, Records: filepath.Join(bundle, "records")}
@@ -220,7 +220,7 @@ func TestAnotherHooksLockIsNotWaitedForForEver(t *testing.T) {
 	}
 }
 
-func TestASentenceIsOneLineThatATerminalObeysNowhere(t *testing.T) {
+func TestSentenceIsOneLineWithoutControlCharacters(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\nb":                "gpuslice: a; b",
 		"\x1b[2Ja\x00\u009bb": "gpuslice: ?[2Ja??b",

@@ -180,7 +180,7 @@ func TestTheNextEnforcerFindsTheHolder(t *testing.T) {
 	}
 }
 
-func TestAHolderThatIsOfNoUseEnds(t *testing.T) {
+func TestIdleHolderExits(t *testing.T) {
 	o := place(t)
 	k := o.keeper(t)
 	pid := must.Get(k.PID())(t)
@@ -243,7 +243,7 @@ func TestACgroupWithoutRoomRefuses(t *testing.T) {
 	}
 }
 
-func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
+func TestFailedCgroupCreationIsReported(t *testing.T) {
 	o := place(t)
 	good := o.Cgroup
 	o.Cgroup = good + "/cgroup.procs"
@@ -259,7 +259,7 @@ func TestACgroupThatCannotBeMadeIsSaid(t *testing.T) {
 	}
 }
 
-func TestAHolderOfAnotherCgroupIsNotTaken(t *testing.T) {
+func TestHolderOfAnotherCgroupIsNotAdopted(t *testing.T) {
 	o := place(t)
 	first := o.keeper(t)
 	p, _ := other(t)
@@ -359,7 +359,7 @@ func FuzzReply(f *testing.F) {
 }
 
 // As on hosts where shmem gives huge pages on madvise only.
-func TestMemoryIsTouchedToHaveIt(t *testing.T) {
+func TestMemoryIsTouchedSoThatItIsCharged(t *testing.T) {
 	fd := must.Get(newFile(2 * Step))(t)
 	defer unix.Close(fd)
 	if err := populate(fd, Step, 2*Step); errors.Is(err, unix.EINVAL) {

@@ -98,7 +98,7 @@ func TestAClientCannotShrinkWhatItShares(t *testing.T) {
 	}
 }
 
-func TestAClientThatDiesBetweenTwoOperationsTakesNothingWithIt(t *testing.T) {
+func TestKilledClientLeaksNothing(t *testing.T) {
 	b := startBroker(t)
 	s := b.open(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -118,7 +118,7 @@ func TestAClientThatDiesBetweenTwoOperationsTakesNothingWithIt(t *testing.T) {
 	ok(t, s.Sync(t.Context()))
 }
 
-func TestStreamsThatAreCutInAMessageHarmNobody(t *testing.T) {
+func TestTruncatedStreamsHarmNoOtherClient(t *testing.T) {
 	b := startBroker(t)
 	s := b.open(t)
 	buffer := must(s.Alloc(t.Context(), 1<<20))(t)
@@ -172,7 +172,7 @@ func (c *cut) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func TestTenThousandConnectionsKeepNoClientOutForLong(t *testing.T) {
+func TestTenThousandConnectionsDelayClientsBriefly(t *testing.T) {
 	b := startBroker(t, "--clients", "2")
 	s := b.open(t)
 	var idle []net.Conn

@@ -276,7 +276,7 @@ func rawStream(ctx context.Context, t *testing.T, b *broker) leasepb.Session_Wor
 	return must(leasepb.NewSessionClient(connection).Work(ctx))(t)
 }
 
-func TestRequestsWithoutMeaningAreAnswered(t *testing.T) {
+func TestInvalidRequestsAreAnswered(t *testing.T) {
 	b := startBroker(t)
 	stream := rawStream(t.Context(), t, b)
 	ok(t, stream.Send(&leasepb.Requests{}))
@@ -297,7 +297,7 @@ func TestRequestsWithoutMeaningAreAnswered(t *testing.T) {
 	}
 }
 
-func TestASessionIsForWhoHasItsToken(t *testing.T) {
+func TestSessionRequiresItsToken(t *testing.T) {
 	b := startBroker(t, "--clients", "2")
 	wrong := filepath.Join(t.TempDir(), "token")
 	for _, text := range []string{"", "x", strings.Repeat("0", 64), strings.Repeat("0", 1<<16)} {
@@ -332,7 +332,7 @@ func TestASessionIsForWhoHasItsToken(t *testing.T) {
 	}
 }
 
-func TestManyConnectionsThatSayNothingAreClosed(t *testing.T) {
+func TestSilentConnectionsAreClosed(t *testing.T) {
 	b := startBroker(t, "--clients", "2")
 	s := b.open(t)
 	var idle []net.Conn
@@ -480,7 +480,7 @@ func TestLongTransfersAtOnceThatAreGivenUpAndClosed(t *testing.T) {
 	}
 }
 
-func TestTheEndOfALeaseIsSaidToItsClients(t *testing.T) {
+func TestClientsLearnTheReasonOfALeasesEnd(t *testing.T) {
 	b := startBroker(t)
 	s := b.open(t)
 	ok(t, s.Sync(t.Context()))

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestTheRuntimesEndIsTheExitStatus(t *testing.T) {
+func TestExitStatusIsTheRuntimes(t *testing.T) {
 	r := &Runtime{Low: "/bin/sh", reports: true}
 	for script, want := range map[string]int{"exit 0": 0, "exit 1": 1, "exit 77": 77, "exit 255": 255} {
 		if got, err := r.Delegate([]string{"-c", script}, t.TempDir()); got != want || err != nil {

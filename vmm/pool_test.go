@@ -19,7 +19,7 @@ const page = 2 * mib
 
 var pages2M = Options{PageSize: page}
 
-func TestAPoolTakesWhatIsMappedAndNoMore(t *testing.T) {
+func TestPoolUsesOnlyMappedMemory(t *testing.T) {
 	d := open(t)
 	before := used(t, d)
 	p := newPool(t, d, 128*gib+1, pages2M)
@@ -348,7 +348,7 @@ func TestClosingADeviceClosesItsPools(t *testing.T) {
 	}
 }
 
-func TestADeviceThatThereIsNot(t *testing.T) {
+func TestUnknownDeviceIsAnError(t *testing.T) {
 	for _, ordinal := range []int{-1, 1 << 20} {
 		if _, err := Open(ordinal); err == nil {
 			t.Errorf("device %d was opened", ordinal)
@@ -367,7 +367,7 @@ func TestADeviceWithoutVirtualMemoryManagement(t *testing.T) {
 }
 
 // A foreign mapping in the pool's addresses makes the driver fail half-way.
-func TestAMapThatFailsHalfWayIsUndone(t *testing.T) {
+func TestFailedMapIsUndone(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		d := open(t)
 		before := used(t, d)

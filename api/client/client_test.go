@@ -241,7 +241,7 @@ func (endless) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
+func TestClientReturnsErrorsByTheirCode(t *testing.T) {
 	s := &service{}
 	c := enforcer(t, s)
 	for _, want := range []*api.Error{
@@ -264,7 +264,7 @@ func TestErrorsAreToldApartOnThisSideToo(t *testing.T) {
 	}
 }
 
-func TestAForbiddenClientReadsWhoMayAsk(t *testing.T) {
+func TestPermissionErrorNamesWhoIsAllowed(t *testing.T) {
 	err := New("/s").unreachable(syscall.EACCES)
 	if !errors.Is(err, os.ErrPermission) || errors.Is(err, api.ErrUnreachable) || !strings.Contains(err.Error(), "socket /s: root may") {
 		t.Errorf("got %v", err)
@@ -304,7 +304,7 @@ func answering(t *testing.T, f func(net.Conn)) *Client {
 	return New(path)
 }
 
-func TestAnEnforcerThatHangsIsNotWaitedForForEver(t *testing.T) {
+func TestRequestToHungEnforcerTimesOut(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	c := answering(t, func(net.Conn) { <-hang })
@@ -318,7 +318,7 @@ func TestAnEnforcerThatHangsIsNotWaitedForForEver(t *testing.T) {
 	expect.ErrorIs(t, must.Err(c.Info(cancelled)), context.Canceled)
 }
 
-func TestAnAnswerThatIsCutOffOrForeignIsNoAnswer(t *testing.T) {
+func TestTruncatedOrForeignAnswerIsAnError(t *testing.T) {
 	for name, answer := range map[string]string{
 		"nothing":           "",
 		"not HTTP":          "SSH-2.0-OpenSSH\r\n\r\n",
@@ -391,7 +391,7 @@ func TestAClientWaitsForAPlaceInAFullQueue(t *testing.T) {
 	expect.NoError(t, <-answered)
 }
 
-func TestAnEnforcerThatKnowsNoNamesYetGetsTheRequestWithoutThem(t *testing.T) {
+func TestOlderEnforcerGetsTheRequestWithoutNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()
@@ -481,7 +481,7 @@ func TestARequestWaitsWhileSlicesAreEvicted(t *testing.T) {
 	expect.ErrorIs(t, AwaitRoom(ended, func() error { return room }), room)
 }
 
-func TestATokenIsShownWithEachQuestion(t *testing.T) {
+func TestEachRequestSendsTheToken(t *testing.T) {
 	token := api.Token(strings.Repeat("ab", 32))
 	s := &service{}
 	c := enforcer(t, s)

@@ -55,7 +55,7 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 	expect.ErrorIs(t, err, api.ErrUnreachable)
 }
 
-func TestErrorsOfEventsAreToldApart(t *testing.T) {
+func TestEventErrorsAreDistinguishable(t *testing.T) {
 	none := func(api.Event) error { return errors.New("there was one") }
 	refused := enforcer(t, &service{log: event.NewLog(1), err: api.Errorf(api.CodeBusy, "too many")})
 	expect.ErrorSays(t, refused.Events(context.Background(), "", 0, true, none), &api.Error{Code: api.CodeBusy}, "too many")

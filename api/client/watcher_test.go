@@ -91,7 +91,7 @@ func counted(t *testing.T, s server.Service) (*Client, *counting) {
 	return New(path), counts
 }
 
-func TestALookShowsWhatTheSingleQuestionsDo(t *testing.T) {
+func TestLookEqualsTheSingleRequests(t *testing.T) {
 	s := newCrowd(3)
 	c, w := enforcer(t, s), (*Watcher)(nil)
 	ctx := t.Context()
@@ -205,7 +205,7 @@ func TestAnUnchangedAnswerIsNotDecodedAgain(t *testing.T) {
 	}
 }
 
-func TestAnswersThatAreCutOffAreNoLook(t *testing.T) {
+func TestTruncatedLookIsAnError(t *testing.T) {
 	list := "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 	for what, row := range map[string]struct{ sent, want string }{
 		"nothing":                    {"", "not the enforcer's"},

@@ -70,7 +70,7 @@ func (a *auditor) ask(t *testing.T, method, target, body string) audit.Entry {
 	return e
 }
 
-func TestEachRequestForAChangeIsRecordedWithWhoAskedAndWhatBecameOfIt(t *testing.T) {
+func TestEachChangeIsAuditedWithCallerAndResult(t *testing.T) {
 	f := &fakeService{}
 	a := newAuditor(t, New(f, quiet()))
 	full := &api.Error{Code: api.CodeQuotaExceeded, Message: "no", Device: "GPU-1", Requested: 3, Limit: 2}

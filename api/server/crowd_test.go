@@ -25,7 +25,7 @@ import (
 )
 
 // Several users together cannot take all places: root gets one.
-func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
+func TestManyUsersDoNotBlockRoot(t *testing.T) {
 	l := controlLimits
 	l.header = time.Minute // no timeout during the test
 	path := serveWith(t, &fakeService{}, l)
@@ -51,7 +51,7 @@ func TestManyUsersTogetherKeepRootNotOut(t *testing.T) {
 }
 
 // The server asks the kernel for the caller's groups.
-func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
+func TestGroupsOfAPeerComeFromTheKernel(t *testing.T) {
 	const asks = "GPUSLICE_ASKS"
 	if path := os.Getenv(asks); path != "" {
 		answers200(t, path)
@@ -74,7 +74,7 @@ func TestTheGroupsOfWhoAsksAreWhatTheKernelSays(t *testing.T) {
 const unknownUID = 3_000_000_007
 
 // A user can have thousands of uids in a user namespace, and, through setuid programs that remain, outside of it. They give no more places.
-func TestAUIDThatIsNoUsersIsRefusedWhateverItsNamespace(t *testing.T) {
+func TestUIDOfNoHostUserIsRefusedInAnyNamespace(t *testing.T) {
 	const asks = "GPUSLICE_ASKS_AS_NO_USER"
 	if path := os.Getenv(asks); path != "" {
 		r, err := httpClient(path).Get("http://gpuslice/v1/info")

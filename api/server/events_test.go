@@ -68,7 +68,7 @@ func TestEventsAreOneInEachLine(t *testing.T) {
 	}
 }
 
-func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
+func TestFollowerGetsEventsAndTheNumberMissed(t *testing.T) {
 	path, f := socketPath(t), withEvents(10, 4)
 	start(t, f, path)
 	r := get(t, path, "/v1/events?since=2&follow=true")
@@ -85,7 +85,7 @@ func TestAFollowerIsToldWhatHappensAndWhatItMissed(t *testing.T) {
 	}
 }
 
-func TestAFollowerThatReconnectsIsToldOfARestart(t *testing.T) {
+func TestReconnectedFollowerLearnsOfARestart(t *testing.T) {
 	path, f := socketPath(t), withEvents(5, 64)
 	stop := start(t, f, path)
 	lines := bufio.NewScanner(get(t, path, "/v1/events").body)
@@ -124,7 +124,7 @@ func TestFollowersEndWithTheEnforcer(t *testing.T) {
 
 // A follower that reads nothing delays neither writers of events nor other requests. Followers leave connections for other
 // clients.
-func TestFollowersDoNotKeepOthersOut(t *testing.T) {
+func TestFollowersDoNotBlockOtherRequests(t *testing.T) {
 	path, f := socketPath(t), withEvents(1, 64)
 	start(t, f, path)
 	var first net.Conn

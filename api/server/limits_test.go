@@ -137,7 +137,7 @@ func openFiles(t *testing.T) int {
 	return len(entries)
 }
 
-func TestTenThousandIdleConnectionsOfAUserKeepNobodyOut(t *testing.T) {
+func TestTenThousandIdleConnectionsOfAUserBlockNoOther(t *testing.T) {
 	l := controlLimits
 	l.header = time.Minute // keeps them open during the test
 	path := serveWith(t, &fakeService{}, l)
@@ -234,7 +234,7 @@ func TestAHeadThatIsTooLargeIsRefused(t *testing.T) {
 	}
 }
 
-func TestFollowersThatNeverReadAreHungUpOn(t *testing.T) {
+func TestFollowersThatNeverReadAreDisconnected(t *testing.T) {
 	f := withEvents(1, 4096)
 	l := controlLimits
 	l.write = 50 * time.Millisecond

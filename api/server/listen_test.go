@@ -78,7 +78,7 @@ func TestAGroupThatDoesNotExistIsNamed(t *testing.T) {
 	expect.ErrorContains(t, err, "groupadd --system no-such-group")
 }
 
-func TestADeadEnforcersSocketIsReplacedAndALivingOnesIsNot(t *testing.T) {
+func TestOnlyTheSocketOfADeadEnforcerIsReplaced(t *testing.T) {
 	path := socketPath(t)
 	first := must.Get(Listen(path, ""))(t)
 	expect.ErrorIs(t, must.Err(Listen(path, "")), ErrInUse)

@@ -97,7 +97,7 @@ func askForEver(path string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-func TestARequestCountsByWhatIsReadOfIt(t *testing.T) {
+func TestRequestIsChargedForTheBytesRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		body io.Reader
 		want int

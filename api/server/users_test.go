@@ -59,7 +59,7 @@ func TestTheUsersSocketHasTheVerbsOfSessionsAlone(t *testing.T) {
 	}
 }
 
-func TestAUserIsShownTheOwnLimitsAlone(t *testing.T) {
+func TestUserSeesOnlyOwnLimits(t *testing.T) {
 	status, e := askUsers(t, &fakeService{}, "GET", "/v1/limits?uid=5002", "")
 	if status != 403 || !strings.Contains(e.Message, "no other user's limits") {
 		t.Errorf("%d, %s", status, e.Message)
@@ -81,7 +81,7 @@ func TestAUserIsShownTheOwnLimitsAlone(t *testing.T) {
 	}
 }
 
-func TestATokenComesInAHeaderAndInNoOtherWay(t *testing.T) {
+func TestTokenIsAcceptedOnlyInAHeader(t *testing.T) {
 	token := strings.Repeat("ab", 32)
 	for name, c := range map[string]struct {
 		headers []string

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/daemon/config"
 )
 
-func TestAWrongCommandLineIsSaidOnceAsOne(t *testing.T) {
+func TestUsageErrorIsPrintedOnce(t *testing.T) {
 	for _, word := range []string{"start", "--no-such"} {
 		var said bytes.Buffer
 		err := run(t.Context(), []string{word}, io.Discard, &said)
@@ -24,7 +24,7 @@ func TestAWrongCommandLineIsSaidOnceAsOne(t *testing.T) {
 	}
 }
 
-func TestLimitsAreThoseOfTheFileAsItStands(t *testing.T) {
+func TestLimitsFollowTheCurrentFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.toml")
 	write := func(text string) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

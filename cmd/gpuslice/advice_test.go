@@ -167,7 +167,7 @@ func fault(command string, message bool, ours []string) string {
 }
 
 // A printed command can be typed as it is.
-func TestCommandsThatAreAdvisedCanBeTyped(t *testing.T) {
+func TestAdvisedCommandsParse(t *testing.T) {
 	var ours []string
 	for _, pattern := range []string{"../*", "../../kubernetes/cmd/*"} {
 		found, err := filepath.Glob(pattern)
@@ -215,7 +215,7 @@ func TestCommandsThatAreAdvisedCanBeTyped(t *testing.T) {
 	}
 }
 
-func TestACommandThatFailsAsPrintedIsFound(t *testing.T) {
+func TestAdvisedCommandThatDoesNotParseIsFound(t *testing.T) {
 	for command, want := range map[string]string{
 		"sudo setsid gpusliced >>/var/log/gpusliced.log 2>&1 &": "sudo sh -c",
 		"sudo gpuslice doctor | tee /var/log/x":                 "sudo sh -c",

@@ -22,7 +22,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-func TestAUserAsksWhereADaemonListens(t *testing.T) {
+func TestUserConnectsWhereADaemonListens(t *testing.T) {
 	dir := shortDir(t)
 	path := func(name string) string { return filepath.Join(dir, name) }
 	control, err := server.Listen(path("control"), "")

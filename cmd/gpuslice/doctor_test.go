@@ -62,7 +62,7 @@ func TestTheDoctorNamesTheSocketThatItAsked(t *testing.T) {
 	}
 }
 
-func TestTheDoctorReadsTheConfigurationThatItIsGiven(t *testing.T) {
+func TestDoctorReadsTheGivenConfiguration(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.toml")
 	if err := os.WriteFile(file, []byte("[enforcer]\nsokcet = \"/x\"\n"), 0o600); err != nil {
 		t.Fatal(err)

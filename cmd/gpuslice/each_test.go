@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-func TestACommandForSeveralIDsGoesOnAfterAnError(t *testing.T) {
+func TestCommandForSeveralIDsContinuesAfterAnError(t *testing.T) {
 	var done []string
 	var said strings.Builder
 	app := &cli.App{ErrWriter: &said, Action: func(c *cli.Context) error {

@@ -82,7 +82,7 @@ func runEvents(t *testing.T, out *bytes.Buffer, socket string, args ...string) e
 	return app.Run(append([]string{"gpuslice", "--socket", socket, "events"}, args...))
 }
 
-func TestEventsAreOfTheSliceAndTheTimeThatWereAskedFor(t *testing.T) {
+func TestEventsAreFilteredBySliceAndTime(t *testing.T) {
 	now := time.Now()
 	_, socket := serve(t,
 		api.Event{Kind: api.EventRegistered, Slice: "abc", Container: "0123", Time: now.Add(-time.Hour)},

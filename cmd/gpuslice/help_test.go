@@ -91,7 +91,7 @@ func TestEveryCommandThatTakesASizeTakesItAsALimitToo(t *testing.T) {
 	}
 }
 
-func TestAWrongWordIsAnsweredWithTheOneThatWasMeant(t *testing.T) {
+func TestMisspeltCommandGetsASuggestion(t *testing.T) {
 	for _, c := range []struct {
 		args string
 		want string

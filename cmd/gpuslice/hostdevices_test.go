@@ -26,7 +26,7 @@ func (d twoDevices) Change(ctx context.Context, id string, r api.ChangeRequest) 
 	return d.Slice(ctx, id)
 }
 
-func TestADeviceIsAcceptedAsTablesShowIt(t *testing.T) {
+func TestDeviceIsAcceptedInTheFormThatTablesShow(t *testing.T) {
 	var changed api.ChangeRequest
 	socket, shown := listen(t, twoDevices{lists{holds{all: []api.Slice{{ID: "a"}}}}, &changed}), show.Indices{cardA: 0}.Name(cardA)
 	expect.True(t, strings.HasPrefix(shown, "0:GPU-"), shown)

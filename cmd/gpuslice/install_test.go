@@ -57,7 +57,7 @@ func TestADryRunPrintsNothingButTheDiffToStandardOutput(t *testing.T) {
 	}
 }
 
-func TestAllEnginesHaveTheirTurnAlsoIfOneFails(t *testing.T) {
+func TestInstallContinuesAfterAFailedEngine(t *testing.T) {
 	root := imageWith(t, "{")
 	if err := os.MkdirAll(filepath.Join(root, "etc/containers/containers.conf.d"), 0o755); err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestWrongCommandLinesOfInstallAreRefused(t *testing.T) {
 	}
 }
 
-func TestAnOldDockerIsSaidToHaveNoAnnotations(t *testing.T) {
+func TestInstallWarnsOfADockerWithoutAnnotations(t *testing.T) {
 	bin, file := t.TempDir(), filepath.Join(t.TempDir(), "daemon.json")
 	for program, script := range map[string]string{
 		"dockerd": "echo 'Docker version 20.10.24+dfsg1, build x'",

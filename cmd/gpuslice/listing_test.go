@@ -48,7 +48,7 @@ func crowd() []api.Slice {
 	}
 }
 
-func TestPsListsWhatWasAskedFor(t *testing.T) {
+func TestPsAppliesItsFilters(t *testing.T) {
 	long := strings.Repeat("ab", 32)
 	socket := listen(t, holds{all: crowd()})
 	ps := func(args ...string) (out, said string, code int) {

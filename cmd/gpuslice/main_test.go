@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-func TestAWrongCommandLineIsToldWhatIsAccepted(t *testing.T) {
+func TestUsageErrorNamesWhatIsAccepted(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
@@ -63,7 +63,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func TestASessionWithoutTheHostsEnforcerIsSaidOrRefused(t *testing.T) {
+func TestSessionWithoutTheHostsEnforcerIsReportedOrRefused(t *testing.T) {
 	t.Setenv("GPUSLICE_SOCKET", "")
 	if os.Unsetenv("GPUSLICE_SOCKET"); exists(api.DefaultSocket) {
 		t.Skip("this host has an enforcer")

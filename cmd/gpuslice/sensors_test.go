@@ -18,7 +18,7 @@ type secretDevices struct{ lists }
 
 func (secretDevices) Devices(context.Context) ([]api.Device, error) { return nil, api.ErrForbidden }
 
-func TestTopAsksTheDriverOnceInAWhileAndAlsoIfGpuslicedShowsNoDevices(t *testing.T) {
+func TestTopReadsDevicesFromTheDriverWithoutWaiting(t *testing.T) {
 	enforcer := client.New(listen(t, secretDevices{})).Watch()
 	host := &sensors{slot: driver.NewSlot(), devices: []api.Device{{UUID: cardA}}, at: time.Now().Add(time.Hour)} // it has asked
 	s := must.Get(snapshot(t.Context(), enforcer, host, nil))(t)

@@ -200,7 +200,7 @@ func audited(t *testing.T, file string) (said []string) {
 	return said
 }
 
-func TestASocketThatIsGoneOrAnothersIsNotReady(t *testing.T) {
+func TestRemovedOrForeignSocketIsNotReady(t *testing.T) {
 	dir := short(t)
 	socket, other := filepath.Join(dir, "s"), filepath.Join(dir, "other")
 	for _, path := range []string{socket, other} {

@@ -144,7 +144,7 @@ func (d *daemon) entries() (all []audit.Entry) {
 	return all
 }
 
-func TestNoUserRotatesAwayWhatOthersDid(t *testing.T) {
+func TestAUsersEntriesDoNotRotateOthersAway(t *testing.T) {
 	if socket := os.Getenv(asks); socket != "" {
 		flood(socket)
 		return

@@ -36,7 +36,7 @@ func TestAFlagGoesBeforeTheFile(t *testing.T) {
 	}
 }
 
-func TestWrongUsageIsSaid(t *testing.T) {
+func TestUsageErrorsAreReported(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "config.toml")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestWrongUsageIsSaid(t *testing.T) {
 	}
 }
 
-func TestItRefusesWhatTheDoctorRefuses(t *testing.T) {
+func TestDaemonRefusesTheConfigurationsThatDoctorRefuses(t *testing.T) {
 	for text := range badconfig.Files {
 		file := filepath.Join(t.TempDir(), "config.toml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -103,7 +103,7 @@ func (w *Writer) wrote(n uint64) func() bool {
 	return func() bool { written, _ := w.Counts(); return written == n }
 }
 
-func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
+func TestEntryHasCallerRequestAndResult(t *testing.T) {
 	dir := t.TempDir()
 	w, _ := writer(t, dir, nil)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
@@ -126,7 +126,7 @@ func TestAnEntrySaysWhoAskedForWhatAndWhatBecameOfIt(t *testing.T) {
 	expect.Equal(t, string(text), want)
 }
 
-func TestAFileIsReadByItsGroupAndByNobodyElse(t *testing.T) {
+func TestFileIsReadableOnlyByOwnerAndGroup(t *testing.T) {
 	needs.Root(t)
 	defer syscall.Umask(syscall.Umask(0o077))
 	dir := t.TempDir()
@@ -139,7 +139,7 @@ func TestAFileIsReadByItsGroupAndByNobodyElse(t *testing.T) {
 	}
 }
 
-func TestAFileGoesOnWhereAnEarlierEnforcerStopped(t *testing.T) {
+func TestFileIsAppendedAfterARestart(t *testing.T) {
 	dir := t.TempDir()
 	w, _ := writer(t, dir, nil)
 	w.Put(entry(1))
@@ -192,7 +192,7 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 	}
 }
 
-func TestOnlySoManyOldFilesAreKeptWhateverTheClockSays(t *testing.T) {
+func TestOldFilesAreBoundedUnderAnyClock(t *testing.T) {
 	dir := t.TempDir()
 	var now atomic.Int64
 	now.Store(2e9)
@@ -213,7 +213,7 @@ func TestOnlySoManyOldFilesAreKeptWhateverTheClockSays(t *testing.T) {
 	}
 }
 
-func TestAFileThatIsOldIsRotatedThoughNothingHappens(t *testing.T) {
+func TestOldFileIsRotatedWithoutNewEntries(t *testing.T) {
 	dir := t.TempDir()
 	var mu sync.Mutex
 	now := time.Unix(1e9, 0)

@@ -150,7 +150,7 @@ func TestAHangingDiskBlocksNoCaller(t *testing.T) {
 	expect.Equal(t, all[len(all)-1].Kind, KindDropped, "the last")
 }
 
-func TestAFileThatIsNotOneIsLeftAlone(t *testing.T) {
+func TestNonRegularFileIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")
 	must.Do(t, os.WriteFile(victim, []byte("mine"), 0o600))

@@ -96,7 +96,7 @@ func TestEntriesBeyondAUsersShareAreOneEntryAMinute(t *testing.T) {
 }
 
 // Constant rejections and releases of one container are counted, and all entries of the others are listed.
-func TestNoSlicesEventsFillTheFile(t *testing.T) {
+func TestEventsOfOneSliceCannotFillTheFile(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	w, _ := writer(t, t.TempDir(), func(o *Options) { o.Now = func() time.Time { return now } })
 	const each = 2000

@@ -244,7 +244,7 @@ tls_client_ca = "/ca.pem"
 	}
 }
 
-func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
+func TestUnknownSyntaxIsRefusedWithItsLine(t *testing.T) {
 	for text, want := range badconfig.Files {
 		_, err := load(t, text)
 		if err == nil {
@@ -317,7 +317,7 @@ func TestEachKeyHasAValueThatIsRefused(t *testing.T) {
 	}
 }
 
-func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
+func TestUnreadableFileIsAnError(t *testing.T) {
 	if _, err := Load(t.TempDir()); err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
@@ -325,13 +325,13 @@ func TestAFileThatCannotBeReadIsNotNoFile(t *testing.T) {
 	expect.ErrorSays(t, must.Err(Load(misspelt)), os.ErrNotExist, misspelt)
 }
 
-func TestASizeIsShownAsPeopleWriteIt(t *testing.T) {
+func TestSizesAreFormattedWithUnits(t *testing.T) {
 	expect.Equal(t, Default().Enforcer.ContextOverhead.String(), "512MiB")
 	var s Size
 	expect.ErrorIs(t, s.UnmarshalText([]byte("0")), api.ErrBadRequest)
 }
 
-func TestASpoiltFileStillNamesTheRuntime(t *testing.T) {
+func TestRuntimeIsReadFromAnInvalidFile(t *testing.T) {
 	for text, want := range map[string][]string{
 		"[runtime]\nruntimes = [\"crun\"]\nmissing = \"ignore\"\n":       {"crun"},
 		"[runtime]\nruntimes = [\"crun\"]\n[enforcer]\nsockt = \"/a\"\n": {"crun"},

@@ -62,7 +62,7 @@ func TestTheNamesFollowPrometheusRules(t *testing.T) {
 	}
 }
 
-func TestEverythingThatADashboardNeedsIsThere(t *testing.T) {
+func TestMetricsOfTheDashboardExist(t *testing.T) {
 	status, text := scrape(t, counted(two()))
 	must.Equal(t, status, 200, text)
 	for _, line := range []string{

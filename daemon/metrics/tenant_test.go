@@ -51,7 +51,7 @@ func (bounded) TenantBounds(tenant string) map[string]uint64 {
 	return map[string]map[string]uint64{"physics": {"GPU-1": 40}, otherTenants: {"GPU-1": 7}}[tenant]
 }
 
-func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
+func TestTenantsBeyondTheLimitAreSummed(t *testing.T) {
 	var all []api.Slice
 	for _, i := range []int{7, 149, 3, 0} { // in any order
 		for n := range 150 {
@@ -73,7 +73,7 @@ func TestTenantsWithoutEndAreSummedUp(t *testing.T) {
 	}
 }
 
-func TestSlicesWithoutEndHaveNoSeriesWithoutEnd(t *testing.T) {
+func TestNumberOfSeriesIsBounded(t *testing.T) {
 	f := &fixed{}
 	begin := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	for i := range maxSlices + 5 {

@@ -163,7 +163,7 @@ func refused(t *testing.T, err error, words ...string) *api.Error {
 	return e
 }
 
-func TestARefusalSaysWhatIsLeftAndWhoHasTheRest(t *testing.T) {
+func TestRefusalNamesTheFreeBytesAndTheHolders(t *testing.T) {
 	b := newBook(Limits{})
 	for i := range 7 {
 		b.give(t, &Holder{Name: "s" + strconv.Itoa(i)}, gpu0, uint64(8+i)*gib)
@@ -177,7 +177,7 @@ func TestARefusalSaysWhatIsLeftAndWhoHasTheRest(t *testing.T) {
 	refused(t, err, "asks for 3221225473B", "3221225472B are left") // rounded sizes would look the same
 }
 
-func TestAUsersRefusalNamesHisOwnSessionsOnly(t *testing.T) {
+func TestUsersRefusalNamesOnlyOwnSessions(t *testing.T) {
 	alice, bob, root := uint32(5001), uint32(5002), uint32(0)
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "his", UID: &alice}, gpu0, 20*gib)
@@ -218,7 +218,7 @@ func TestAllDevicesAreGrantedOrNone(t *testing.T) {
 	must.Len(t, b.Has(h, false), 0, "it")
 }
 
-func TestWhatWasGrantedIsKeptUntilItIsReleased(t *testing.T) {
+func TestGrantCountsUntilReleased(t *testing.T) {
 	b := newBook(Limits{})
 	h := &Holder{Name: "a"}
 	b.give(t, h, gpu0, 40*gib)
@@ -241,7 +241,7 @@ func TestWhatWasGrantedIsKeptUntilItIsReleased(t *testing.T) {
 }
 
 // A refusal on the last device takes nothing on those before it.
-func TestARefusalLeavesTheBookAsItWas(t *testing.T) {
+func TestRefusalChangesNoSums(t *testing.T) {
 	uid := uint32(5001)
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "a"}, gpu1, 79*gib)
@@ -336,7 +336,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 }
 
 // A session gets what is left, and not a byte more.
-func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
+func TestRestOfAUsersLimitIsGranted(t *testing.T) {
 	alice, bob := uint32(5001), uint32(5002)
 	limit := &User{UID: alice, MaxVRAM: api.Share{Bytes: 30 * gib}, MaxSessions: 2}
 	for name, c := range map[string]struct {
@@ -383,7 +383,7 @@ func TestWhatIsLeftOfAUsersLimitIsGranted(t *testing.T) {
 	}
 }
 
-func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
+func TestWithoutNVMLRequestedSizesCount(t *testing.T) {
 	uid := uint32(5001)
 	limit := &User{UID: uid, MaxVRAM: api.Share{Bytes: 10 * gib}, MaxSessions: 3}
 	b := with(core.Config{Limits: Limits{MaxVRAM: api.Share{Bytes: 8 * gib}}})
@@ -409,7 +409,7 @@ func TestWithoutDriverTruthWhatIsAskedForCounts(t *testing.T) {
 	expect.NoError(t, b.CheckSize("c", []api.Quota{{Bytes: 8 * gib}}))
 }
 
-func TestWhatDoesNotFitAnyMoreStaysAndIsSaid(t *testing.T) {
+func TestOvercommitAfterARestartStaysAndIsReported(t *testing.T) {
 	b := newBook(Limits{Tenants: map[string]api.Share{"physics": {Bytes: gib}}})
 	b.has(&Holder{Name: "a"}, core.Bytes{gpu0: 80 * gib})
 	b.has(&Holder{Name: "b", Tenant: "physics"}, core.Bytes{gpu0: 60 * gib})
@@ -445,7 +445,7 @@ func TestAPromiseHoldsUntilItsHolderIsDropped(t *testing.T) {
 	}
 }
 
-func TestPoolsAndTheFreeRestAreOfOneMoment(t *testing.T) {
+func TestPoolsAndFreeBytesAreConsistent(t *testing.T) {
 	b := newBook(Limits{})
 	pool, elastic := &Holder{Name: "pool x", Pool: "x"}, &Holder{Name: "pool y", Pool: "y"}
 	r := record(elastic, core.Bytes{gpu0: 20 * gib})

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-func TestWhoHasToGoIsNobodyWhoseGoingChangesNothing(t *testing.T) {
+func TestOnlyUsefulVictimsAreChosen(t *testing.T) {
 	alice, bob := uint32(5001), uint32(5002)
 	tenants := map[string]api.Share{"physics": {Bytes: 30 * gib}}
 	of := func(name string, uid *uint32, tenant string) *Holder {
@@ -77,7 +77,7 @@ func (b *book) victims(w *core.Want) (these []core.Victim, enough bool) {
 // margin is how much less may stay on a device than there is room for.
 const margin = 128 << 20
 
-func TestWhatGoesKeepsWhatThereIsRoomFor(t *testing.T) {
+func TestVictimKeepsTheMemoryThatStillFits(t *testing.T) {
 	alice := uint32(5001)
 	bounded := &Holder{Name: "bounded", Tenant: "physics"}
 	a, b, s := &Holder{Name: "a"}, &Holder{Name: "b"}, &Holder{Name: "s", UID: &alice}

@@ -27,7 +27,7 @@ func TestSystemdIsNamedWhereItRunsOnly(t *testing.T) {
 	}
 }
 
-func TestACommandForRootCanBeTypedByWhoReadsIt(t *testing.T) {
+func TestCommandForRootHasSudoForOtherUsers(t *testing.T) {
 	want := "`sudo systemctl start gpusliced`"
 	if os.Geteuid() == 0 {
 		want = "`systemctl start gpusliced`"

@@ -76,7 +76,7 @@ func ask(t testing.TB, conn *net.UnixConn, message, rights []byte) ledger.Reply 
 	return must.Get(ledger.DecodeReply(b[:n]))(t)
 }
 
-func TestThePeerIsWhoTheKernelSays(t *testing.T) {
+func TestPeerIdentityComesFromTheKernel(t *testing.T) {
 	conn := dial(t, serveAnyone(t, echo))
 	defer conn.Close()
 	if r := ask(t, conn, ledger.Request{Op: ledger.OpTruth, Device: 5}.Encode(), nil); r.Status != ledger.StatusOK || int(r.Lane) != os.Getpid() || r.Device != 5 {
@@ -287,7 +287,7 @@ func FuzzAttach(f *testing.F) {
 }
 
 // A member is cached until it exits.
-func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
+func TestExitedMemberIsLookedUpAgain(t *testing.T) {
 	asked, is := 0, true
 	s, _ := serveMembers(t, func(*process.Handle) bool { asked++; return is }, echo)
 	cmd := exec.Command("sleep", "1000")
@@ -309,7 +309,7 @@ func TestAMemberThatExitedIsAskedAboutAgain(t *testing.T) {
 	}
 }
 
-func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
+func TestFilesAreClosedAfterTheReply(t *testing.T) {
 	read, file, err := os.Pipe()
 	must.Do(t, err)
 	defer read.Close()
@@ -326,7 +326,7 @@ func TestTheFilesOfAnAnswerAreClosedBehindIt(t *testing.T) {
 	}
 }
 
-func TestTheSocketIsItsOwnersFromItsFirstMoment(t *testing.T) {
+func TestSocketBelongsToItsOwnerFromTheStart(t *testing.T) {
 	needs.Root(t)
 	dir := t.TempDir()
 	const uid, gid = 5001, 5002
@@ -339,7 +339,7 @@ func TestTheSocketIsItsOwnersFromItsFirstMoment(t *testing.T) {
 	}
 }
 
-func TestAConnectionHasOneQuestionAndOneAnswer(t *testing.T) {
+func TestConnectionServesOneRequest(t *testing.T) {
 	var asked atomic.Int64
 	conn := dial(t, serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		asked.Add(1)

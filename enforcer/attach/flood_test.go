@@ -38,7 +38,7 @@ func hammer(dir string) {
 }
 
 // While 64 processes flood one slice's socket, each request on another socket gets a reply, and the flood gets no more than the rate.
-func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
+func TestFloodOnOneSliceIsBoundedAndDelaysNoOther(t *testing.T) {
 	var flood atomic.Int64
 	flooded := serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {
 		flood.Add(1)
@@ -67,7 +67,7 @@ func TestAFloodIsBoundedAndTheOtherSliceAlwaysGetsAnAnswer(t *testing.T) {
 }
 
 // Any number of peers causes one walk of the process tree at a time.
-func TestOnePeerAtATimeIsLookedUp(t *testing.T) {
+func TestPeersAreLookedUpOneAtATime(t *testing.T) {
 	var now, answered atomic.Int64
 	_, dir := serveMembers(t, func(*process.Handle) bool {
 		if n := now.Add(1); n > 1 {
@@ -121,9 +121,9 @@ func TestTheAttachSocketDoesNotSpeakTheControlAPI(t *testing.T) {
 }
 
 // Without free descriptors the server accepts no connection, and it recovers.
-func TestWithoutDescriptorsItWaitsAndComesBack(t *testing.T) {
+func TestServerRecoversFromDescriptorExhaustion(t *testing.T) {
 	if os.Getenv("ATTACH_EXHAUSTED") == "" { // a process of its own, since the test lowers RLIMIT_NOFILE
-		child := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptorsItWaitsAndComesBack$")
+		child := exec.Command(os.Args[0], "-test.run=^TestServerRecoversFromDescriptorExhaustion$")
 		child.Env = append(os.Environ(), "ATTACH_EXHAUSTED=1")
 		must.Output(child.CombinedOutput())(t)
 		return

@@ -171,7 +171,7 @@ func TestACgroupThatIsEmptyGoneOrReusedIsNotPopulated(t *testing.T) {
 	})
 }
 
-func TestTheLastDeathEmptiesACgroup(t *testing.T) {
+func TestLastExitIsReported(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		init, other := member(t, p), member(t, below(t, p, "a"))
@@ -187,7 +187,7 @@ func TestTheLastDeathEmptiesACgroup(t *testing.T) {
 	})
 }
 
-func TestRemovalIsReportedWithoutAnybodysHelp(t *testing.T) {
+func TestRemovalIsReportedWithoutRecheck(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		c, sibling := below(t, p, "a"), below(t, p, "b")
@@ -202,7 +202,7 @@ func TestRemovalIsReportedWithoutAnybodysHelp(t *testing.T) {
 	})
 }
 
-func TestADirectoryIsWatchedWhateverProcessesItHas(t *testing.T) {
+func TestWatchDirIgnoresProcesses(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		c := below(t, p, "a")
@@ -229,7 +229,7 @@ func watchedPair(t *testing.T, p Path) (w *Watcher, a, b Path) {
 }
 
 // An event of a parent directory names one removed cgroup. A check of its siblings would cost time without an effect that a test could see.
-func TestARemovalConcernsNoNeighbour(t *testing.T) {
+func TestRemovalChecksOnlyTheRemovedCgroup(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w, a, b := watchedPair(t, p)
 		w.mu.Lock()
@@ -271,7 +271,7 @@ func stall(t *testing.T, w *Watcher, p Path) (goOn func()) {
 }
 
 // A container may own its cgroup. Its changes there must not wake the enforcer: the kernel reports only the cgroup's end.
-func TestNoContainerWakesTheWatcherByWhatItDoesToItsCgroup(t *testing.T) {
+func TestContainersOwnChangesDoNotWakeTheWatcher(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		c := below(t, p, "a")
@@ -309,7 +309,7 @@ func unread(t *testing.T, w *Watcher) int {
 }
 
 // The kernel keeps the watch of a removed cgroup until it is removed, too.
-func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
+func TestReusedPathLeavesNoWatch(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		c := below(t, p, "a")
@@ -336,7 +336,7 @@ func TestAPathThatIsUsedAgainLeavesNoWatchBehind(t *testing.T) {
 	})
 }
 
-func TestAnEmptyCgroupIsReportedToALateWatcher(t *testing.T) {
+func TestWatchReportsAnAlreadyEmptyCgroup(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		wantReport(t, watch(t, w, p))
@@ -345,7 +345,7 @@ func TestAnEmptyCgroupIsReportedToALateWatcher(t *testing.T) {
 	})
 }
 
-func TestUnwatchIsTheEndOfIt(t *testing.T) {
+func TestUnwatchStopsReports(t *testing.T) {
 	eachHierarchy(t, func(t *testing.T, p Path) {
 		w := newTestWatcher(t)
 		process := member(t, p)

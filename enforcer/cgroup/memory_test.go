@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
+func TestUnsetMemoryLimitIsIgnored(t *testing.T) {
 	const more = 1 << 62 // more than any host has
 	for _, files := range []memoryFiles{memoryV1, memoryV2} {
 		for limit, want := range map[string]bool{"max": false, "9223372036854771712": false, "68719476736": true, "0": true} {
@@ -27,7 +27,7 @@ func TestALimitOfMemoryIsOneThatIsSet(t *testing.T) {
 	}
 }
 
-func TestWhatOthersAreAboutToGetCountsInASharedCgroup(t *testing.T) {
+func TestPendingGrantsCountInASharedCgroup(t *testing.T) {
 	fake := newFakeHost(t, v2...)
 	for pid, dir := range map[string]string{"501": "/all/a", "502": "/all/b", "503": "/other"} {
 		fake.process(pid, 1, "0::"+dir)

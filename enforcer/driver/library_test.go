@@ -46,7 +46,7 @@ func simulated(t *testing.T) (libraries, hog string) {
 	return libraries, hog
 }
 
-func TestDriverTruthSaysWhatAProcessHolds(t *testing.T) {
+func TestNVMLReportsTheMemoryOfAProcess(t *testing.T) {
 	libraries, hog := simulated(t)
 	state := filepath.Join(t.TempDir(), "machine")
 	if !under(t, libraries, "FAKECUDA_STATE="+state, "FAKECUDA_DEVICES=2", "FAKECUDA_MEMORY=8G", "FAKECUDA_CONTEXT=300M") {
@@ -94,7 +94,7 @@ func runHog(t *testing.T, hog string) int {
 	return cmd.Process.Pid
 }
 
-func TestTheRealDriverSaysTheSame(t *testing.T) {
+func TestRealDriverReportsTheSame(t *testing.T) {
 	n, err := Open()
 	if err != nil {
 		t.Skipf("requires a GPU and its driver: %v", err)
@@ -145,7 +145,7 @@ func TestWithoutTheLibraryTheErrorSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestHowBusyProcessesAreIsKnownOrNot(t *testing.T) {
+func TestUtilizationMayBeUnknown(t *testing.T) {
 	sample := func(pid, at, sm uint32) nvml.ProcessUtilizationSample {
 		return nvml.ProcessUtilizationSample{Pid: pid, TimeStamp: uint64(at), SmUtil: sm}
 	}

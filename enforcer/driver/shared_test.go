@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestManyWhoAskShareTheAnswers(t *testing.T) {
+func TestConcurrentCallersShareOneAnswer(t *testing.T) {
 	var put atomic.Int64
 	s := Shared[int64]{Slot: NewSlot(), Put: func() (int64, error) {
 		n := put.Add(1)
@@ -38,7 +38,7 @@ func TestManyWhoAskShareTheAnswers(t *testing.T) {
 	}
 }
 
-func TestQuestionsAreNotPutOneUponTheOther(t *testing.T) {
+func TestCallsToTheDriverHavePausesBetween(t *testing.T) {
 	var put atomic.Int64
 	s := Shared[int64]{Slot: NewSlot(), Put: func() (int64, error) { return put.Add(1), nil }}
 	begun := time.Now()
@@ -48,7 +48,7 @@ func TestQuestionsAreNotPutOneUponTheOther(t *testing.T) {
 	expect.True(t, time.Since(begun) >= 9*betweenShared, "10 questions took less than 9 pauses")
 }
 
-func TestAQuestionThatHangsIsWaitedForNoLongerThanOneLikes(t *testing.T) {
+func TestHungCallIsAbandonedAtTheCallersTimeout(t *testing.T) {
 	hang := make(chan struct{})
 	s := Shared[int]{Slot: NewSlot(), Put: func() (int, error) { <-hang; return 1, nil }}
 	for range 3 {

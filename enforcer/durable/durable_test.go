@@ -23,7 +23,7 @@ func check(t *testing.T, err error) {
 }
 
 // The data is on disk before the name refers to it, and the name is on disk before Replace returns.
-func TestAFileIsReplacedInTheOrderThatALossOfPowerAllows(t *testing.T) {
+func TestReplaceSyncsBeforeItRenames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	var r durabletest.Recorder
 	d := r.Disk()
@@ -83,7 +83,7 @@ func TestASyncIsTheFileSystems(t *testing.T) {
 	expect.ErrorIs(t, errors.Join(f.Sync(), f.Close()), syscall.EINVAL, "a file")
 }
 
-func TestADirectoryThatOthersChangeIsNotTaken(t *testing.T) {
+func TestDirectoryWritableByOthersIsRefused(t *testing.T) {
 	for what, row := range map[string]struct {
 		want string
 		make func(dir string) error

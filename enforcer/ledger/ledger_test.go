@@ -171,7 +171,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 }
 
 // The owner has its own mapping.
-func TestAProcessIsToldWhereItsMemoryIsWantedAndWoken(t *testing.T) {
+func TestMoveRequestWakesTheProcess(t *testing.T) {
 	l := create(t)
 	give(t, l, 1)
 	must.Equal(t, l.MoveOf(1), (Move{}), "a new lane says")

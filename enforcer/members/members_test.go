@@ -42,7 +42,7 @@ func TestOnlySoManyProcessesJoinASession(t *testing.T) {
 }
 
 // A process that has exited may have another's pid by now.
-func TestTheRemainingAreThoseThatAreAlive(t *testing.T) {
+func TestRemainingReturnsLiveProcesses(t *testing.T) {
 	g := session(t)
 	p, exits := child(t)
 	g.Remains(p, nil)

@@ -174,7 +174,7 @@ func (b *bench) events() []string {
 	return append([]string(nil), b.told...)
 }
 
-func TestTheDriverHasWhatIsWanted(t *testing.T) {
+func TestLimitsAreSetInTheDriver(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
 	b.reached(c) // no limit is wanted
@@ -216,7 +216,7 @@ func TestLimitsOfAnEarlierEnforcerAreAdoptedOrRemoved(t *testing.T) {
 	b.are("wanted on one", c, driver.NoLimit, 3*mib)
 }
 
-func TestALimitThatFailsIsToldOnceAndTriedAgain(t *testing.T) {
+func TestFailedLimitIsLoggedOnceAndRetried(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
 	b.fail(gpu1, errors.New("Unknown Error"))
@@ -302,7 +302,7 @@ func TestACgroupWithoutTheControllerIsNotLimitedUnlessThatIsRequired(t *testing.
 	}
 }
 
-func TestALimitOfACgroupThatIsGoneIsForgotten(t *testing.T) {
+func TestLimitOfARemovedCgroupIsDropped(t *testing.T) {
 	b := newBench(t, api.Auto)
 	c := b.cgroup("c")
 	b.fail(gpu0, errors.New("Unknown Error"))

@@ -120,7 +120,7 @@ func TestAnUnreadableNamespaceEqualsNoOther(t *testing.T) {
 	})
 }
 
-func TestAProcessThatProcHidesIsNotTakenForDead(t *testing.T) {
+func TestProcessHiddenByProcIsNotDead(t *testing.T) {
 	needs.Root(t)
 	pid := notDumpable(t, 0).Process.Pid
 	for _, level := range []string{"hidepid=1", "hidepid=2"} {

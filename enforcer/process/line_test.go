@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestACommandLineIsOfTheProcessThatIsMeant(t *testing.T) {
+func TestCommandLineBelongsToTheRequestedProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "1000", "0"+strings.Repeat("0", 2*maxLine))
 	must.Do(t, cmd.Start())
 	defer end(cmd)

@@ -40,7 +40,7 @@ func mustOpen(t testing.TB, pid int) *Handle {
 	return h
 }
 
-func TestIdentityIsWhatTheProcessItselfSees(t *testing.T) {
+func TestIdentityHasTheProcessesOwnPID(t *testing.T) {
 	h := mustOpen(t, os.Getpid())
 	ns := must.Get(os.Stat("/proc/self/ns/pid"))(t)
 	if h.PID != os.Getpid() || h.NSPID != os.Getpid() || h.PIDNS != ns.Sys().(*syscall.Stat_t).Ino {
@@ -52,7 +52,7 @@ func TestIdentityIsWhatTheProcessItselfSees(t *testing.T) {
 	}
 }
 
-func TestAProcessOfAnotherNamespaceHasTheNumberThatItSeesThere(t *testing.T) {
+func TestNSPIDIsThePIDInTheInnermostNamespace(t *testing.T) {
 	needs.Root(t)
 	cmd := exec.Command("sleep", "600")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
@@ -65,7 +65,7 @@ func TestAProcessOfAnotherNamespaceHasTheNumberThatItSeesThere(t *testing.T) {
 	}
 }
 
-func TestTheDeadAreDead(t *testing.T) {
+func TestExitedProcessIsNotAlive(t *testing.T) {
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)
 	expect.True(t, h.Alive(), "a living process is not alive")

@@ -102,7 +102,7 @@ func TestEachDeathIsReportedOnce(t *testing.T) {
 	}
 }
 
-func TestTheDeadAreReportedToWhoComesLate(t *testing.T) {
+func TestWatchReportsAnExitedProcess(t *testing.T) {
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)
 	end(cmd)
@@ -111,7 +111,7 @@ func TestTheDeadAreReportedToWhoComesLate(t *testing.T) {
 	<-died
 }
 
-func TestUnwatchSaysWhetherTheDeathWasReported(t *testing.T) {
+func TestUnwatchReturnsWhetherTheExitWasReported(t *testing.T) {
 	w := watcher(t)
 	cmd := sleeper(t)
 	h := mustOpen(t, cmd.Process.Pid)

@@ -157,7 +157,7 @@ func noDescriptors(t *testing.T, f func()) {
 }
 
 // One lane is left: after each failure the next process gets it.
-func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
+func TestLaneOfAFailedAttachIsFree(t *testing.T) {
 	for name, failing := range map[string]func(t *testing.T, q *quota.Quota, p *process.Handle) error{
 		"no descriptor can be made": func(t *testing.T, q *quota.Quota, p *process.Handle) (err error) {
 			noDescriptors(t, func() { _, err = q.Attach(&quota.Lane{Process: p}) })
@@ -192,7 +192,7 @@ func TestALaneThatAProcessDoesNotGetIsFree(t *testing.T) {
 	}
 }
 
-func TestAProcessThatIsAwayLendsWhatItIsChargedFor(t *testing.T) {
+func TestAwayProcessLendsItsCharges(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	away, a := attach(q, o, start(t).Process.Pid)
 	_, b := attach(q, o, start(t).Process.Pid)
@@ -359,7 +359,7 @@ func inherit(t *testing.T, from *quota.Quota, r quota.Restart) (*quota.Quota, *o
 }
 
 // A process keeps its lane if the owner accepts it, and if it is alive after that.
-func TestAProcessThatMayNotHaveItsLaneHasLostIt(t *testing.T) {
+func TestRefusedProcessLosesItsLane(t *testing.T) {
 	for name, c := range map[string]struct {
 		keep func(cmd *exec.Cmd) bool
 		has  bool

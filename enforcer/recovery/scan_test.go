@@ -73,7 +73,7 @@ func admitted(pids ...int) func() (func(int) bool, error) {
 }
 
 // An unreadable process does not hide a ledger that another process has.
-func TestAProcessThatHangsIsPassedBy(t *testing.T) {
+func TestScanSkipsAHungProcess(t *testing.T) {
 	s, _ := newTestScan(t, [][]int{{1, 2, 3, 4}}, is(1), is(3))
 	find := s.find
 	s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
@@ -111,7 +111,7 @@ func TestTheScanWaitsForASlowProcess(t *testing.T) {
 }
 
 // Any number of hung processes, of any user or cgroup, leaves the others readable, and holds few threads.
-func TestManyThatHangKeepNobodyElseFromBeingAsked(t *testing.T) {
+func TestManyHungProcessesDoNotBlockTheScan(t *testing.T) {
 	honest := span(1, 100)
 	groups := [][]int{span(1001, 6000), honest}
 	for first := 10_000; first < 14_000; first += 20 {
@@ -242,7 +242,7 @@ func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
 }
 
 // A live process that maps a ledger may charge it, even if the file cannot be opened.
-func TestAProcessWhoseLedgerCannotBeOpenedHasIt(t *testing.T) {
+func TestProcessWithAnUnopenableLedgerMayHaveIt(t *testing.T) {
 	const ended = 1 << 30
 	s, _ := newTestScan(t, [][]int{{os.Getppid(), ended}}, is(), is())
 	s.find = func(int, ledger.Wanted, func(ledger.Identity) bool) ([]ledger.Found, error) {
@@ -254,7 +254,7 @@ func TestAProcessWhoseLedgerCannotBeOpenedHasIt(t *testing.T) {
 }
 
 // Without a list of processes, any process may have any ledger.
-func TestWithoutAListOfProcessesAnybodyMayHaveALedger(t *testing.T) {
+func TestWithoutAProcessListAnyProcessMayHaveALedger(t *testing.T) {
 	s, _ := newTestScan(t, nil, is(), is())
 	s.all = func() ([]int, error) { return nil, os.ErrPermission }
 	s.Run()

@@ -36,7 +36,7 @@ func hostOf(t *testing.T, users map[string]uint32, subuid string) *HostUsers {
 	}}
 }
 
-func TestAUIDCountsAsAUserOfTheHostOrAsItsOwner(t *testing.T) {
+func TestSubordinateUIDCountsForItsOwner(t *testing.T) {
 	users := map[string]uint32{"alice": 1000, "bob": 1001, "carol": 2_000_000_000, "dave": 300_007}
 	h := hostOf(t, users, "alice:100000:65536\n1001:200000:65536\n\nmalformed\ngone:400000:10\nroot:1000:1\nalice:300000:10\nbob:1001:1\n")
 	for name, c := range map[string]struct {
@@ -62,7 +62,7 @@ func TestAUIDCountsAsAUserOfTheHostOrAsItsOwner(t *testing.T) {
 	}
 }
 
-func TestADatabaseThatHangsIsWaitedForNoLongerThanAsked(t *testing.T) {
+func TestHungUserDatabaseIsAbandonedAtTheTimeout(t *testing.T) {
 	h := hostOf(t, nil, "")
 	answers := make(chan struct{})
 	h.lookUp = func(string) (uint32, error) { <-answers; return 1000, nil }
@@ -90,7 +90,7 @@ func TestADatabaseThatHangsIsWaitedForNoLongerThanAsked(t *testing.T) {
 	}
 }
 
-func TestAnswersAreKeptOfABoundedNumberOfUsers(t *testing.T) {
+func TestCacheOfUsersIsBounded(t *testing.T) {
 	h := hostOf(t, nil, "alice:100000:65536\n")
 	asked := make(map[string]int)
 	h.lookUp = func(name string) (uint32, error) { asked[name]++; return 1000, nil }

@@ -121,7 +121,7 @@ func TestAnExitedRequesterOwnsNothing(t *testing.T) {
 	}
 }
 
-func TestAnAskerIsTheProcessThatBeganThen(t *testing.T) {
+func TestRequesterIsIdentifiedByStartTime(t *testing.T) {
 	start := must.Get(process.StartTime(os.Getpid()))(t)
 	for _, c := range []struct {
 		asker Asker

@@ -139,7 +139,7 @@ func TestFilesSetAsideInOneSecondDoNotReplaceEachOther(t *testing.T) {
 	must.Len(t, aside(t, p.stateFile(), "damaged"), 3, "kept")
 }
 
-func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
+func TestNonRegularFilesAreLeftAlone(t *testing.T) {
 	for _, path := range []func(*place) string{(*place).stateFile, func(p *place) string { return p.record(1) }} {
 		for what, place := range map[string]func(string, uint32) error{"a directory": syscall.Mkdir, "a FIFO": syscall.Mkfifo} {
 			p := newPlace(t)
@@ -156,7 +156,7 @@ func TestWhatIsNoFileIsLeftAlone(t *testing.T) {
 	expect.Error(t, must.Err(Open(p.Options)), "a link was followed")
 }
 
-func TestNoFlippedBitLosesAPoolInSilence(t *testing.T) {
+func TestFlippedBitInAPoolIsReported(t *testing.T) {
 	data := lived(t)
 	must.Get(decode(data))(t)
 	for bit := range 8 * len(data) {
@@ -197,7 +197,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 // A failed change is neither in memory nor in the file, nor found by the next enforcer, at whichever step it failed.
-func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
+func TestFailedWriteLeavesNoRecord(t *testing.T) {
 	for name, fail := range map[string]func(s *Store, p *place) (heal func()){
 		"it cannot be written": func(_ *Store, p *place) (heal func()) {
 			obstacle := p.stateFile() + ".new"
@@ -241,7 +241,7 @@ func TestAWriteThatTheDiskRefusedIsNotThere(t *testing.T) {
 }
 
 // The next write repairs a file that could be neither synced nor put back.
-func TestWhatCouldNotBePutBackIsPutRight(t *testing.T) {
+func TestFailedRollbackIsRepaired(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	must.Do(t, s.PutPool(examplePool("p")))

@@ -53,7 +53,7 @@ func TestAFileIsSetAsideBeforeAnEmptyOneTakesItsPlace(t *testing.T) {
 }
 
 // Each operation that fails makes Open fail, and leaves the files to the next Open.
-func TestAnOperationThatFailsIsNotPassedOver(t *testing.T) {
+func TestOpenFailsWithAnyFailedOperation(t *testing.T) {
 	for name, prepare := range map[string]func(p *place) (file string){
 		"an empty state":  func(*place) string { return "" },
 		"a damaged state": func(p *place) string { write(p.t, p.stateFile(), []byte("damaged")); return p.stateFile() },

@@ -106,7 +106,7 @@ func same[T any](t testing.TB, got, want T) {
 	expect.True(t, reflect.DeepEqual(got, want), got, "want", want)
 }
 
-func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
+func TestRecordsSurviveARestart(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	want := []Slice{example("a", 2), example("b", 1)}
@@ -137,7 +137,7 @@ func TestWhatWasStoredIsThereAfterARestart(t *testing.T) {
 	}
 }
 
-func TestWhatWasStoredIsThereThoughTheEnforcerNeverClosed(t *testing.T) {
+func TestRecordsSurviveAKill(t *testing.T) {
 	p, other := newPlace(t), newPlace(t)
 	s := p.open()
 	must.Do(t, s.PutSlice(example("a", 1)))
@@ -188,7 +188,7 @@ func full(p *place) (room func()) {
 	}
 }
 
-func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
+func TestFailedReleaseIsWrittenWithTheNextChange(t *testing.T) {
 	for name, next := range map[string]func(*Store) error{
 		"a slice": func(s *Store) error { return s.PutSlice(example("another", 3)) },
 		"closing": func(s *Store) error { return s.Close() },
@@ -229,7 +229,7 @@ func TestAReleaseThatFailedIsWrittenWithWhateverComesNext(t *testing.T) {
 	}
 }
 
-func TestASecondEnforcerIsTurnedAway(t *testing.T) {
+func TestSecondEnforcerIsRefused(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	must.Do(t, s.PutSlice(example("a", 1)))
@@ -239,7 +239,7 @@ func TestASecondEnforcerIsTurnedAway(t *testing.T) {
 }
 
 // A child that a killed enforcer had forked keeps its locks for a moment.
-func TestALockThatIsGivenUpInAMomentIsWaitedFor(t *testing.T) {
+func TestBrieflyHeldLockIsAwaited(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	must.Do(t, s.PutSlice(example("a", 1)))
@@ -326,7 +326,7 @@ func TestAClosedStoreRefuses(t *testing.T) {
 }
 
 // A hung disk delays only the callers that wait for it.
-func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
+func TestHungWriteIsReportedAndBlocksNoSlice(t *testing.T) {
 	p := newPlace(t)
 	hang := make(chan struct{})
 	p.Before = func(key string) error {
@@ -356,7 +356,7 @@ func TestAWriteThatHangsIsSeenAndHoldsUpNoSlice(t *testing.T) {
 }
 
 // An owed record stays owed until it or a newer one is written.
-func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
+func TestOwedRecordsSurviveAFailedWrite(t *testing.T) {
 	p := newPlace(t)
 	over, gone := example("over", 1), example("gone", 2)
 	s := p.open()
@@ -378,7 +378,7 @@ func TestWhatIsOwedOutlivesAWriteThatFails(t *testing.T) {
 }
 
 // A full directory is detected without a write.
-func TestADirectoryThatTakesNoFileIsFoundOut(t *testing.T) {
+func TestUnwritableDirectoryIsReported(t *testing.T) {
 	p := newPlace(t)
 	s := p.open()
 	obstacle := filepath.Join(p.records(), newPrefix+"probe", "x")

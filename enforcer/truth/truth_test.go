@@ -129,7 +129,7 @@ func TestExcessOfALane(t *testing.T) {
 }
 
 // Samples that decide together do not make a list valid: the older ones are dropped even if nothing changes.
-func TestADecisionBySeveralSamplesStaysOpen(t *testing.T) {
+func TestDecisionBySeveralSamplesKeepsTheListOpen(t *testing.T) {
 	s, _ := Next(State{}, sampled(0, 9, 5), rules)
 	var res Result
 	for _, x := range every(500, 5000, func(ms int) Sample { return moving(ms, 9, 6, 4) }) {
@@ -147,7 +147,7 @@ func TestADecisionBySeveralSamplesStaysOpen(t *testing.T) {
 	}
 }
 
-func TestWhatIsAViolation(t *testing.T) {
+func TestViolations(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		samples []Sample
@@ -226,7 +226,7 @@ func TestAProcessThatNeverStandsStillKeepsItsOverhead(t *testing.T) {
 }
 
 // A process that charges before it allocates, sampled at any moment.
-func TestAChargeThatIsNotTakenYetLowersNothing(t *testing.T) {
+func TestUnusedChargeDoesNotLowerTheOverhead(t *testing.T) {
 	random := rand.New(rand.NewPCG(4, 4))
 	const own = 7 * mib
 	s, _ := Next(State{}, sampled(0, own, 0), rules)
@@ -331,7 +331,7 @@ func FuzzNext(f *testing.F) {
 }
 
 // A list stays valid only while all its conditions hold.
-func TestWhenAListStands(t *testing.T) {
+func TestWhenAListIsStable(t *testing.T) {
 	const limit = 10 * time.Second
 	now := Totals{Used: 10, Lanes: 1}
 	for _, c := range []struct {

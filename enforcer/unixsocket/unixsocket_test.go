@@ -33,7 +33,7 @@ func TestDescriptorsAreRefusedToTheirSender(t *testing.T) {
 }
 
 // Before SO_PEERPIDFD the pid identifies a peer only while the peer's end is open.
-func TestAPeerThatHungUpIsNotTakenForWhoeverHasItsPid(t *testing.T) {
+func TestDisconnectedPeerIsNotMistakenForAReusedPID(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		for name, hangUp := range map[string]func(theirs int) error{
 			"it is there":       nil,

@@ -69,7 +69,7 @@ func TestGPUsOfNVIDIAsHookAreVisible(t *testing.T) {
 	}
 }
 
-func TestTheImagesVariableMeansNothingWithoutTheHook(t *testing.T) {
+func TestImagesVariableIsIgnoredWithoutTheHook(t *testing.T) {
 	env := []string{"NVIDIA_VISIBLE_DEVICES=1", "CUDA_VERSION=12.0", "DOCKER_RESOURCE_GPU=2"}
 	for _, path := range []string{"/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk", "/opt/nvidia-container-toolkit/hook", ""} {
 		s := withHook(path, env...)
@@ -158,7 +158,7 @@ const (
 	usual   = `{"allow":true,"type":"c","major":1,"minor":3,"access":"rwm"},{"allow":true,"type":"c","major":136,"access":"rwm"},{"allow":true,"type":"c","major":10,"minor":200,"access":"rwm"}`
 )
 
-func TestOnlyWhatCannotReachAGPUGoesWithoutAQuota(t *testing.T) {
+func TestOnlyContainersWithoutGPUMayHaveNoQuota(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		text    string // of config.json

@@ -191,7 +191,7 @@ func TestTheRootFilesystemIsTheContainersOwn(t *testing.T) {
 }
 
 // The image's ld.so.preload is not read if it leads out of the root filesystem, is not a file, or is too long.
-func TestAPlaceThatIsNotTheImagesOwnIsRefused(t *testing.T) {
+func TestHostileMountPlaceIsRefused(t *testing.T) {
 	for name, lay := range map[string]func(root string) error{
 		"ld.so.preload is a directory": func(root string) error { return os.MkdirAll(filepath.Join(root, preloadPath), 0o755) },
 		"ld.so.preload is a FIFO": func(root string) error {

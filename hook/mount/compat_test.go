@@ -40,7 +40,7 @@ func TestTheLibraryFor32BitProgramsHasASonameAndNoCode(t *testing.T) {
 }
 
 // The quota depends on the plain line, so it must be present and last.
-func TestThePlainLineIsThereWhateverTheImageHas(t *testing.T) {
+func TestPlainPreloadLineIsAlwaysPresent(t *testing.T) {
 	plain := filepath.Join(api.ContainerDir, api.LibraryName)
 	for has32, want := range map[bool]int{false: 1, true: 2} {
 		lines := strings.Split(strings.TrimSuffix((&Container{has32: has32}).preloadLines(), "\n"), "\n")

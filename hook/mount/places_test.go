@@ -32,7 +32,7 @@ func do(t *testing.T, errs ...error) {
 	}
 }
 
-func TestRemoveRemovesWhatWasMadeAndNothingElse(t *testing.T) {
+func TestRemoveDeletesOnlyCreatedPlaces(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		after func(t *testing.T, root string) // changes by the container
@@ -92,7 +92,7 @@ func TestRemoveDoesNotLeaveTheRoot(t *testing.T) {
 	}
 }
 
-func TestARootThatIsGoneHasNothingToRemove(t *testing.T) {
+func TestRemoveIgnoresAMissingRoot(t *testing.T) {
 	if left, err := Remove(filepath.Join(t.TempDir(), "x"), []Place{{Path: preloadPath}}); err != nil || len(left) != 0 {
 		t.Errorf("left %v, %v", left, err)
 	}

@@ -73,7 +73,7 @@ func TestARecordIsRemovedWhenItIsEmpty(t *testing.T) {
 }
 
 // A directory that cannot be read may still belong to a slice.
-func TestAUserWhoseSliceIsGoneIsForgottenAndNoOther(t *testing.T) {
+func TestOnlyUsersOfReleasedSlicesAreRemoved(t *testing.T) {
 	dir, slice := filepath.Join(t.TempDir(), "records"), filepath.Join(t.TempDir(), "slice")
 	unknown := User{Slice: "b", Generation: 2, Dir: "/dev/null/slice"} // ENOTDIR
 	if err := os.Mkdir(slice, 0o755); err != nil {
@@ -93,7 +93,7 @@ func TestAUserWhoseSliceIsGoneIsForgottenAndNoOther(t *testing.T) {
 	}
 }
 
-func TestADamagedRecordIsTakenForAnEmptyOne(t *testing.T) {
+func TestDamagedRecordIsReadAsEmpty(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"made": 1}`, "\x00\xff"} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "1-2.json"), []byte(text), 0o600); err != nil {
@@ -169,7 +169,7 @@ func TestOneHookAtATime(t *testing.T) {
 	}
 }
 
-func TestRecordsOfKilledHooksAreSweptAwayAndNoOthers(t *testing.T) {
+func TestOnlyRecordsOfKilledHooksAreRemoved(t *testing.T) {
 	dir, slice := filepath.Join(t.TempDir(), "records"), t.TempDir()
 	made := []mount.Place{{Path: "etc/ld.so.preload", FileID: mount.FileID{Dev: 1, Inode: 9}}}
 	enter := func(inode uint64, u User) *Record {

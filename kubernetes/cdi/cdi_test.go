@@ -17,7 +17,7 @@ import (
 
 var claim = Claim{Namespace: "team", Name: "train", UID: "0a1b2c3d-1111-2222-3333-444455556666"}
 
-func TestAClaimsFileIsOneThatARuntimeReads(t *testing.T) {
+func TestClaimsFileIsValidCDI(t *testing.T) {
 	w := &Writer{Dir: t.TempDir(), Hook: "/usr/local/bin/gpuslice-hook", Config: "/etc/gpuslice/config.toml", Libraries: "/opt/nvidia"}
 	for range 2 { // writing the same file again is no error
 		if err := w.Write(claim, []Share{{Pool: "dra-x-0"}, {Pool: "dra-x-1", GPUs: []GPU{{UUID: "GPU-1", Minor: 3}}}}); err != nil {
@@ -120,7 +120,7 @@ func TestARuntimeThatReadsAClaimsFileKeepsTheOldText(t *testing.T) {
 	}
 }
 
-func TestAClaimWhoseFileCannotBeReadIsNotListedAsNameless(t *testing.T) {
+func TestUnreadableClaimsFileIsAnError(t *testing.T) {
 	w := &Writer{Dir: t.TempDir()}
 	if err := os.Symlink(filepath.Base(w.file(claim.UID)), w.file(claim.UID)); err != nil { // a link to itself, which cannot be opened
 		t.Fatal(err)

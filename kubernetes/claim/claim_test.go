@@ -140,7 +140,7 @@ func TestEachRequestOfAClaimIsAPoolWithItsQuota(t *testing.T) {
 	}
 }
 
-func TestAClaimsConfigurationIsThatOfItsPools(t *testing.T) {
+func TestPoolsHaveTheClaimsConfiguration(t *testing.T) {
 	n := newNode(t)
 	c := claimOf(uid, result{"short", n.devices[0], gib}, result{"long", n.devices[0], gib})
 	says := func(source resourceapi.AllocationConfigSource, text string, requests ...string) {
@@ -166,7 +166,7 @@ func TestAClaimsConfigurationIsThatOfItsPools(t *testing.T) {
 	}
 }
 
-func TestAClaimThatCannotBePreparedIsRefusedInASentence(t *testing.T) {
+func TestUnpreparableClaimIsRefusedWithAReason(t *testing.T) {
 	n := newNode(t)
 	n.Times.Prepare = 3 * time.Second
 	other := types.UID("1a1b2c3d-1111-2222-3333-444455556666")
@@ -258,7 +258,7 @@ func nothing(context.Context, string, string) (*resourceapi.ResourceClaim, error
 	return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "resourceclaims"}, "train")
 }
 
-func TestOnlyWhatHasNoClaimIsCollected(t *testing.T) {
+func TestOnlyPoolsWithoutAClaimAreCollected(t *testing.T) {
 	n := newNode(t)
 	c := claimOf(uid, result{"gpu", n.devices[0], gib})
 	if _, err := n.Prepare(t.Context(), c); err != nil {
@@ -319,7 +319,7 @@ func TestManyCallsForOneClaimAtOnceMakeItOnce(t *testing.T) {
 	}
 }
 
-func TestAPoolsNameSaysWhoseItIs(t *testing.T) {
+func TestPoolsNameIdentifiesItsClaim(t *testing.T) {
 	for name, want := range map[string]types.UID{PoolName(uid, 3): uid, PoolName(uid, 12): uid, "dra-x-0": "", "llm": "", string(uid) + "-0": ""} {
 		if got := ClaimOf(name); got != want {
 			t.Errorf("%s is of %q, want %q", name, got, want)

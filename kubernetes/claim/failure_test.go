@@ -69,7 +69,7 @@ func prepared(t *testing.T) (*Preparer, *pools) {
 	return preparer, p
 }
 
-func TestAnAPIServerThatFailsHasNothingCollected(t *testing.T) {
+func TestNothingIsCollectedWhileTheAPIServerFails(t *testing.T) {
 	what := schema.GroupResource{Resource: "resourceclaims"}
 	gone := apierrors.NewNotFound(what, "train")
 	for name, failure := range map[string]error{
@@ -157,7 +157,7 @@ func TestAPoolOfAnEarlierAllocationIsNotUsed(t *testing.T) {
 	}
 }
 
-func TestACallerThatGivesUpLeavesNoTurn(t *testing.T) {
+func TestCanceledCallerReleasesItsTurn(t *testing.T) {
 	var all turns
 	give, err := all.take(t.Context(), uid)
 	if err != nil {
@@ -178,7 +178,7 @@ func TestACallerThatGivesUpLeavesNoTurn(t *testing.T) {
 	}
 }
 
-func TestMemoryThatProgramsOutsideHoldIsNotGranted(t *testing.T) {
+func TestMemoryOfProgramsOutsideSlicesIsNotGranted(t *testing.T) {
 	made := map[string]uint64{PoolName(uid, 0): 20 * gib, PoolName(uid, 1): 20 * gib}
 	for name, c := range map[string]struct {
 		device api.Device

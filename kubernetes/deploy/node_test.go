@@ -85,7 +85,7 @@ func TestTheDriverIsFoundWhereDistributionsAndOperatorsPutIt(t *testing.T) {
 	}
 }
 
-func TestAnUpgradeLeavesWhatRunsItsHookAndLibrary(t *testing.T) {
+func TestUpgradeKeepsHookAndLibraryOfRunningContainers(t *testing.T) {
 	n := newNode(t)
 	n.write(filepath.Join(n.driver, "usr/lib64/libnvidia-ml.so.1"), "")
 	n.install()

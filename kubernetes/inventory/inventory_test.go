@@ -358,7 +358,7 @@ func TestWhileTheEnforcerIsAwayItsDevicesAreTainted(t *testing.T) {
 	eventually(t, "it is not any more", tainted(0))
 }
 
-func TestADriverThatStartsWhileTheEnforcerIsAwayTaintsWhatWasPublished(t *testing.T) {
+func TestDriverStartedWithoutTheEnforcerTaintsPublishedDevices(t *testing.T) {
 	e := &enforcer{away: true}
 	w := start(t, e, quick, Offer{}.Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}}))
 	eventually(t, "it is tainted", func() bool {
@@ -396,7 +396,7 @@ func TestADriverWithoutAnEnforcerWaitsAndPublishesNothing(t *testing.T) {
 	})
 }
 
-func TestWritesAreBoundedHoweverMuchHappens(t *testing.T) {
+func TestWritesAreRateLimited(t *testing.T) {
 	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}}}
 	times := Times{Poll: time.Minute, Write: 300 * time.Millisecond, Timeout: time.Second}
 	w := start(t, e, times, nil)
@@ -481,7 +481,7 @@ func TestAWriteThatFailsIsMadeAgain(t *testing.T) {
 	eventually(t, "it is tried again", func() bool { _, count := w.last(); return count > before+2 })
 }
 
-func TestTheEnforcerIsAskedOnceForAllWhoWantToKnow(t *testing.T) {
+func TestConcurrentReadersShareOneRequest(t *testing.T) {
 	e := &enforcer{host: Host{Devices: []api.Device{device(uuid0, 0, gib)}, Pools: []api.Pool{pool(PoolPrefix+"a-0", gib)}}}
 	w := start(t, e, Times{Poll: 5 * time.Millisecond, Timeout: 20 * time.Millisecond}, nil)
 	heard := func(more int) func() bool {

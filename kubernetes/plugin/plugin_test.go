@@ -158,7 +158,7 @@ func (k *kubelet) says(t *testing.T) (s said) {
 	return s
 }
 
-func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
+func TestPrepareAnswersTheKubeletAndSetsTheClaimsStatus(t *testing.T) {
 	w := &work{prepare: func(context.Context) error { return errors.New("the card is full") }}
 	k := start(t, w)
 	if got := k.prepare(t); !strings.Contains(got.Error, "the card is full") {
@@ -185,7 +185,7 @@ func TestTheKubeletIsAnsweredAndTheClaimSaysWhatCameOfIt(t *testing.T) {
 	}
 }
 
-func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
+func TestClaimStatusHasUseAndReadyTime(t *testing.T) {
 	w := &work{prepare: func(context.Context) error { return nil }}
 	k := start(t, w)
 	k.prepare(t)
@@ -200,7 +200,7 @@ func TestAClaimSaysWhatItUsesAndSinceWhenItIsReady(t *testing.T) {
 	}
 }
 
-func TestAnIdleDriverAsksTheEnforcerNothing(t *testing.T) {
+func TestIdleDriverSendsNoRequests(t *testing.T) {
 	w := &work{}
 	k := start(t, w)
 	await.Quiet(t, "it is asked", 20*k.status.UsedEvery, func() bool { return w.asked.Load() > 0 })
@@ -258,7 +258,7 @@ func TestAClaimThatWaitsDelaysNoOther(t *testing.T) {
 	}
 }
 
-func TestADevicesHealthIsTheEnforcers(t *testing.T) {
+func TestDeviceHealthComesFromTheEnforcer(t *testing.T) {
 	w := &work{}
 	k := start(t, w)
 	w.says(k.plugin, api.Health{Checks: []api.Check{{Name: "truth", Device: uuid, For: api.ForReady, Message: "the driver does not answer"}}})

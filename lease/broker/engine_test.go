@@ -120,7 +120,7 @@ func TestBuffersAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-func TestAnAllocationBeyondTheLeaseSaysWhatThereIs(t *testing.T) {
+func TestRefusedAllocationReportsTheLeasesFigures(t *testing.T) {
 	b := newBench(t)
 	b.alloc(1000)
 	for _, bytes := range []uint64{testVRAM - 999, testVRAM + 1, math.MaxInt64, math.MaxUint64 - 5, math.MaxUint64} {
@@ -236,7 +236,7 @@ func le(data []byte) (value uint64) {
 	return value
 }
 
-func TestAFaultEndsTheSessionWhereverItIsFound(t *testing.T) {
+func TestFaultInAnyCallEndsTheSession(t *testing.T) {
 	for name, found := range map[string]func(b *bench) any{
 		"sync":   func(*bench) any { return &leasepb.Sync{} },
 		"read":   func(b *bench) any { return readInto(b.alloc(1), 0, 1) },
@@ -292,7 +292,7 @@ func TestMemoryThatTheDriverDoesNotReleaseStaysCharged(t *testing.T) {
 	}
 }
 
-func TestTheOperatorIsToldOnceThatTheDriverTakesNothingBack(t *testing.T) {
+func TestFailedFreesAreLoggedOnce(t *testing.T) {
 	for function, operation := range map[string]func(b *bench) any{
 		"Free":   func(b *bench) any { return &leasepb.MemFree{Handle: b.alloc(100)} },
 		"Unload": func(b *bench) any { return &leasepb.ModuleUnload{Module: b.load()} },

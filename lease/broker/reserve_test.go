@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/vmm/cuda"
 )
 
-func TestReservedMemoryIsGivenOutOnceAndIsWholeAgain(t *testing.T) {
+func TestReservedMemoryIsAllocatedOnceAndMergedWhenFreed(t *testing.T) {
 	const start, size = 0x7f0000000000, 1 << 20
 	r := newReserve(start, size)
 	held := map[cuda.Address]uint64{}

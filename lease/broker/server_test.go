@@ -249,7 +249,7 @@ func TestLaunchesOfAQuietMessageAreAnsweredTogether(t *testing.T) {
 	}
 }
 
-func TestABrokerWithoutADeviceSaysWhy(t *testing.T) {
+func TestBrokerWithoutADeviceReportsTheReason(t *testing.T) {
 	why := errors.New("no card")
 	if _, err := New(Config{}, func() (Device, error) { return nil, why }); !errors.Is(err, why) {
 		t.Errorf("%v", err)
@@ -273,7 +273,7 @@ func TestStatsDoNotWaitForTheSession(t *testing.T) {
 }
 
 // A client is notified of a kernel fault before the session ends.
-func TestAFaultIsToldBeforeTheSessionEnds(t *testing.T) {
+func TestFaultIsReportedBeforeTheSessionEnds(t *testing.T) {
 	for range 20 {
 		s := serve(t, Config{})
 		stream := s.connect(t)
@@ -299,7 +299,7 @@ func TestAFaultIsToldBeforeTheSessionEnds(t *testing.T) {
 
 // A broker with a successor announces that at the start and at the end. A broker that replaces another one starts its linger
 // timer at once.
-func TestClientsOfABrokerThatIsFollowedAreToldThatTheSessionGoesOn(t *testing.T) {
+func TestClientsLearnThatAnotherBrokerFollows(t *testing.T) {
 	s := serve(t, Config{Followed: true})
 	stream := s.connect(t)
 	header, err := stream.Header()

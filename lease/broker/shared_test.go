@@ -26,7 +26,7 @@ func mapped(t *testing.T) int {
 	return strings.Count(string(maps), "memfd:gpuslice-lease")
 }
 
-func TestSharedMemoryThatFailsIsNotCounted(t *testing.T) {
+func TestFailedSharedMemoryIsNotCounted(t *testing.T) {
 	const bytes = 1 << 20
 	s := serve(t, Config{SharedBytes: bytes, Clients: 1})
 	before := mapped(t)

@@ -41,7 +41,7 @@ func tryAcquire(b *bench, who Peer) error {
 	return err
 }
 
-func TestAUserWithoutALimitIsRefusedBeforeAnyWork(t *testing.T) {
+func TestUserWithoutALimitIsRefusedFirst(t *testing.T) {
 	b := newBench(t, "")
 	if err := tryAcquire(b, as(7000)); codeOf(err) != leasepb.Code_REFUSED || !strings.Contains(err.Error(), "uid 7000 may have no session on this host") {
 		t.Errorf("a user without a limit: %v", err)
@@ -73,7 +73,7 @@ func TestAUserWithoutALimitIsRefusedBeforeAnyWork(t *testing.T) {
 	}
 }
 
-func TestFewCallsOfAUserAreCarriedOutAtOneTimeAndNoneOfOthersWaits(t *testing.T) {
+func TestConcurrentCallsArePerUserAndDelayNoOther(t *testing.T) {
 	b := newBench(t, "")
 	b.enforcer.set(func() { b.enforcer.holding = true })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -152,7 +152,7 @@ func TestABrokersOutputIsLoggedAsABoundedValue(t *testing.T) {
 	}
 }
 
-func TestTheLastWordsAreReadThoughAnotherProcessHasTheOutputOpen(t *testing.T) {
+func TestLastOutputIsReadWhileAnotherProcessHoldsThePipe(t *testing.T) {
 	o, w, err := newOutput("l", slog.New(slog.DiscardHandler))
 	must.Do(t, err)
 	defer w.Close()

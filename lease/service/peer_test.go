@@ -97,7 +97,7 @@ func dialAs(t *testing.T, uid uint32, path string) net.Conn {
 }
 
 // A user can make a program setuid to each of their subordinate uids, and run it in the host's user namespace.
-func TestAUIDThatIsNoUsersHasNoLeaseAndNoPlacesOfItsOwn(t *testing.T) {
+func TestUIDOfNoHostUserHasNoLease(t *testing.T) {
 	const nobody, subordinate, unknown = 65534, 3_000_000_007, 3_000_100_000
 	dir := t.TempDir()
 	subuid := filepath.Join(dir, "subuid")

@@ -297,7 +297,7 @@ func TestARemoteClientThatReadsNothingDelaysNoOther(t *testing.T) {
 	}
 }
 
-func TestTenThousandConnectionsBeforeTheHandshakeKeepNobodyOut(t *testing.T) {
+func TestTenThousandUnauthenticatedConnectionsBlockNoUser(t *testing.T) {
 	h, _ := withSessions(t)
 	_, port, _ := net.SplitHostPort(h.address)
 	flood := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 7)}}

@@ -76,7 +76,7 @@ func (b *bench) drop(id string) time.Duration {
 	return time.Since(begin)
 }
 
-func TestABrokerThatEndsByItselfIsFollowedByAnotherInTheSameLease(t *testing.T) {
+func TestExitedBrokerIsReplacedInTheSameLease(t *testing.T) {
 	for name, c := range map[string]struct {
 		how, reason string
 		end         func(b *bench, id string)
@@ -143,7 +143,7 @@ func TestALeaseThatFaultsInALoopIsRestartedAtABoundedRate(t *testing.T) {
 	})
 }
 
-func TestABrokerThatCannotBeStartedAgainIsShownAndDroppedAtOnce(t *testing.T) {
+func TestLeaseIsDroppedIfItsBrokerCannotRestart(t *testing.T) {
 	for how, want := range map[string]string{
 		"later refuses": "starting another broker failed, trying again: its broker failed to start: there is no GPU",
 		"later mute":    "signal: killed",
@@ -163,7 +163,7 @@ func TestABrokerThatCannotBeStartedAgainIsShownAndDroppedAtOnce(t *testing.T) {
 	}
 }
 
-func TestALeaseWhoseSliceIsGoneGetsNoOtherBroker(t *testing.T) {
+func TestLeaseWithoutASliceGetsNoNewBroker(t *testing.T) {
 	b := newBench(t, "")
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	b.enforcer.set(func() { b.enforcer.refuse = api.ErrUnreachable })
@@ -177,7 +177,7 @@ func TestALeaseWhoseSliceIsGoneGetsNoOtherBroker(t *testing.T) {
 	b.nothingIsLeft()
 }
 
-func TestAnEndThatAServiceBeganIsFinishedByTheNext(t *testing.T) {
+func TestRestartedServiceFinishesAnEnd(t *testing.T) {
 	b := newBench(t, "")
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	b.stop()

@@ -104,7 +104,7 @@ func (b *bench) configOf(id string) broker.Config {
 	return config
 }
 
-func TestADropTakesATenthOfASecond(t *testing.T) {
+func TestDropEndsInBoundedTime(t *testing.T) {
 	for how, most := range map[string]time.Duration{"": time.Second, "stubborn": 10 * exitGrace} { // ten times its duration
 		b := newBench(t, how)
 		await.Once(t, how+": a drop", most, func() time.Duration {
@@ -176,7 +176,7 @@ func TestTheEnforcersRefusalKeepsItsFigures(t *testing.T) {
 	b.enforcer.set(func() { b.enforcer.refuse = nil })
 }
 
-func TestABrokerThatIsKilledAtOnceIsNotTheUsersFault(t *testing.T) {
+func TestBrokerKilledAtItsStartIsNoUserError(t *testing.T) {
 	b := newBench(t, "")
 	b.enforcer.set(func() { b.enforcer.killing = true })
 	_, err := b.Acquire(context.Background(), as(alice), &leasepb.AcquireRequest{Vram: 1 << 20})
@@ -217,7 +217,7 @@ func TestABadRequestIsOneSentence(t *testing.T) {
 	}
 }
 
-func TestALeaseOfAllThatACardHasIsOnTheCardThatHoldsIt(t *testing.T) {
+func TestLargestLeaseGoesToTheCardThatFitsIt(t *testing.T) {
 	b := newBench(t, "")
 	// Device 1 has more room, and a larger overhead.
 	if l := b.acquire(&leasepb.AcquireRequest{Vram: 80<<30 - 532<<20}); l.GetDevice() != "GPU-a" {
@@ -225,7 +225,7 @@ func TestALeaseOfAllThatACardHasIsOnTheCardThatHoldsIt(t *testing.T) {
 	}
 }
 
-func TestAUserSeesAndEndsHisOwnLeasesAlone(t *testing.T) {
+func TestUserSeesAndEndsOnlyOwnLeases(t *testing.T) {
 	b := newBench(t, "")
 	ctx := context.Background()
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20, Device: "0"}).GetId()
@@ -263,7 +263,7 @@ func TestAUserSeesAndEndsHisOwnLeasesAlone(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestWhyALeaseHasEnded(t *testing.T) {
+func TestCausesOfALeasesEnd(t *testing.T) {
 	// Both happen in one step of the enforcer, as the service may end the lease after the first.
 	killed := func(b *bench, l *leasepb.Lease, change func()) {
 		pid := b.recordOf(l.GetId()).PID
@@ -445,7 +445,7 @@ func TestAnOperatorHasNoLimit(t *testing.T) {
 	}
 }
 
-func TestTheDirectoryOfLeasesIsTheServicesAlone(t *testing.T) {
+func TestLeaseDirectoryIsPrivateToTheService(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "leases")
 	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)); err != nil {
 		t.Fatal(err)
@@ -455,7 +455,7 @@ func TestTheDirectoryOfLeasesIsTheServicesAlone(t *testing.T) {
 	}
 }
 
-func TestTheRangeOfUserIDsIsNobodyElses(t *testing.T) {
+func TestUserIDRangeMustBeUnused(t *testing.T) {
 	defer func(was string) { etc = was }(etc)
 	etc = t.TempDir()
 	for file, text := range map[string]string{
@@ -497,7 +497,7 @@ func TestTheRangeOfUserIDsIsNobodyElses(t *testing.T) {
 	}
 }
 
-func TestABrokerIsNotLedElsewhereByTheServicesEnvironment(t *testing.T) {
+func TestBrokerIgnoresTheServicesEnvironment(t *testing.T) {
 	got := environment([]string{"PATH=/bin", "LD_PRELOAD=/x.so", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_VISIBLE_DEVICES=1", "GPUSLICE_DIR=/x", "NOTIFY_SOCKET=/x", "LD_LIBRARY_PATH=/l"})
 	if !slices.Equal(got, []string{"PATH=/bin", "LD_LIBRARY_PATH=/l"}) {
 		t.Error(got)

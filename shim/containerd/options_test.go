@@ -114,7 +114,7 @@ func TestAFieldOfANewerContainerdIsHandedOn(t *testing.T) {
 	}
 }
 
-func TestOptionsThatAreNotUnderstoodAreRefusedInOneSentence(t *testing.T) {
+func TestUnknownOptionsAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	fifo, huge := filepath.Join(dir, "fifo"), filepath.Join(dir, "huge")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {

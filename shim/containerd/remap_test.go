@@ -81,7 +81,7 @@ func mounts(t *testing.T) (lines []string) {
 	return lines
 }
 
-func TestARootWithoutMappingsIsLeftToRuncsShim(t *testing.T) {
+func TestRootWithoutMappingsIsNotRemapped(t *testing.T) {
 	both := []string{"uidmap=0:1:1", "gidmap=0:1:1"}
 	for _, rootfs := range [][]*types.Mount{
 		nil,

@@ -195,7 +195,7 @@ func TestInfoTellsTheFeaturesOfTheLowLevelRuntime(t *testing.T) {
 	}
 }
 
-func TestAfterADeadShimTheContainerIsDeleted(t *testing.T) {
+func TestContainerOfADeadShimIsDeleted(t *testing.T) {
 	for name, recorded := range map[string]string{
 		"before it wrote the runtime": "",
 		"and the runtime was moved":   "/not/there/any/more/runc",
@@ -240,7 +240,7 @@ func TestAfterADeadShimTheContainerIsDeleted(t *testing.T) {
 	}
 }
 
-func TestADeadShimIsCleanedUpAfterWithoutARuntime(t *testing.T) {
+func TestDeadShimIsCleanedUpWithoutARuntime(t *testing.T) {
 	bundle := t.TempDir()
 	t.Chdir(bundle)
 	t.Setenv("PATH", "")

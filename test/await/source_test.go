@@ -29,19 +29,19 @@ const (
 
 // exceptions lists code that looks like it depends on wall time but does not, by file, or file and function.
 var exceptions = map[string]string{
-	"api/client/client_test.go TestAnEnforcerThatHangsIsNotWaitedForForEver":          "its deadline passes on purpose",
-	"hook/roots/roots_test.go TestOneHookAtATime":                                     "its deadline passes on purpose",
-	"kubernetes/plugin/plugin_test.go TestADevicesHealthIsTheEnforcers":               "its deadline passes on purpose: load can only hide a message",
-	"enforcer/ledger/ledger_test.go TestAProcessIsToldWhereItsMemoryIsWantedAndWoken": "without the sleep a wait that is not needed passes, too",
-	"enforcer/pace/pace_test.go aCanceledWaiterTakesNoTurn":                           "the time of its bubble passes while all goroutines wait",
-	"api/server/limits_test.go holdMany":                                              "each read is tried again",
-	"test/faults/daemon_test.go up":                                                   "each question is repeated",
-	"test/e2e/elastic_test.go killedAtAnyTime":                                        "a state that is missed costs a kill at that moment",
-	"test/hostile/client_actions_test.go":                                             "a hostile client gives up, and acts again",
-	"test/hostile/user_actions_test.go floodWithDescriptors":                          "a hostile process gives up, and acts again",
-	"test/hostile/container_actions_test.go connect":                                  "a hostile process gives up, and acts again",
-	"test/hostile/user_floods_test.go dial":                                           "a hostile user gives up, and acts again",
-	"test/hostile/user_floods_test.go readsNothing":                                   "a hostile user gives up, and acts again",
+	"api/client/client_test.go TestRequestToHungEnforcerTimesOut":           "its deadline passes on purpose",
+	"hook/roots/roots_test.go TestOneHookAtATime":                           "its deadline passes on purpose",
+	"kubernetes/plugin/plugin_test.go TestDeviceHealthComesFromTheEnforcer": "its deadline passes on purpose: load can only hide a message",
+	"enforcer/ledger/ledger_test.go TestMoveRequestWakesTheProcess":         "without the sleep a wait that is not needed passes, too",
+	"enforcer/pace/pace_test.go aCanceledWaiterTakesNoTurn":                 "the time of its bubble passes while all goroutines wait",
+	"api/server/limits_test.go holdMany":                                    "each read is tried again",
+	"test/faults/daemon_test.go up":                                         "each question is repeated",
+	"test/e2e/elastic_test.go killedAtAnyTime":                              "a state that is missed costs a kill at that moment",
+	"test/hostile/client_actions_test.go":                                   "a hostile client gives up, and acts again",
+	"test/hostile/user_actions_test.go floodWithDescriptors":                "a hostile process gives up, and acts again",
+	"test/hostile/container_actions_test.go connect":                        "a hostile process gives up, and acts again",
+	"test/hostile/user_floods_test.go dial":                                 "a hostile user gives up, and acts again",
+	"test/hostile/user_floods_test.go readsNothing":                         "a hostile user gives up, and acts again",
 }
 
 // Tests wait for events with Patience, and assert measured times in Once only.

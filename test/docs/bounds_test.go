@@ -51,8 +51,8 @@ var noBound = map[string]string{
 	"a shortcut of an algorithm": `enforcer/event.few`,
 }
 
-// The page has the values of the code. `go test ./test/docs -run TestTheBounds -update` writes it from testdata/bounds.md.
-func TestTheBoundsAreThoseOfTheCode(t *testing.T) {
+// The page has the values of the code. `go test ./test/docs -run TestBoundsMatchTheCode -update` writes it from testdata/bounds.md.
+func TestBoundsMatchTheCode(t *testing.T) {
 	rows := must.Get(os.ReadFile("testdata/bounds.md"))(t)
 	code, used := must.Get(load())(t), make(map[string]bool)
 	table := placeholder.ReplaceAllStringFunc(string(rows), func(in string) string {
@@ -150,7 +150,7 @@ func TestOneUsersProcessesLeaveDescriptorsForOthers(t *testing.T) {
 }
 
 // The unit must allow what docs/operate/bounds.md promises to concurrent clients.
-func TestTheLeaseServicesUnitLeavesItWhatItsClientsMayHave(t *testing.T) {
+func TestLeaseServiceUnitAllowsItsBounds(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(root, "configs/gpuslice-leased.service")))(t)
 	value := func(key string) string {
 		t.Helper()

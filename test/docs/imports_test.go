@@ -20,7 +20,7 @@ import (
 )
 
 // The picture names every package of these directories, and a package imports only packages of lower rows.
-func TestImportsGoDownOnly(t *testing.T) {
+func TestImportsFollowTheLayers(t *testing.T) {
 	const picture, module = "docs/pictures/packages.svg", "github.com/gpuslice/gpuslice/"
 	rows, seen := packagesIn(t, filepath.Join(root, picture)), make(map[string]bool)
 	for _, dir := range []string{"api", "daemon", "enforcer", "hostmem"} {
@@ -57,7 +57,7 @@ func TestImportsGoDownOnly(t *testing.T) {
 }
 
 // The picture names every file of the interceptor, and a file calls only files of lower rows, or those that its lists collect (upcall.h).
-func TestInterceptorCallsGoDownOnly(t *testing.T) {
+func TestInterceptorCallsFollowTheLayers(t *testing.T) {
 	const picture = "docs/pictures/interceptor.svg"
 	rows, defined, used := packagesIn(t, filepath.Join(root, picture)), make(map[string]string), make(map[string][]string)
 	files := must.Get(filepath.Glob(filepath.Join(must.Get(filepath.Abs(root))(t), "interceptor/*.c")))(t)

@@ -69,7 +69,7 @@ func anchors(text string) (names []string) {
 var odd = regexp.MustCompile(`(?i)it counts after|tells? an engine|engines? (is|are) told|\blives for\b|beginnings|^#+ rooms$|\bmourn|\bbury|\bburied|\bghost|\bguilty|\bpunish|\bacquit|` +
 	`\bbelieved?\b|without a word|\b(is|are|was|were|be) held to\b|\bof the dead\b|\bits own word\b|\bare lies\b|lives from now`)
 
-func TestPhrasesThatReadersStumbledOverAreGone(t *testing.T) {
+func TestDocumentsAvoidListedPhrases(t *testing.T) {
 	files := []string{filepath.Join(root, "README.md"), filepath.Join(root, "configs/config.toml"), filepath.Join(root, "api/openapi.yaml")}
 	for _, dir := range []string{"docs", "cmd/gpuslice"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, entry fs.DirEntry, err error) error {
@@ -95,7 +95,7 @@ func TestPhrasesThatReadersStumbledOverAreGone(t *testing.T) {
 }
 
 // These pages give an overview, so they must stay short.
-func TestPagesAreReadInOneSitting(t *testing.T) {
+func TestPagesAreShort(t *testing.T) {
 	pages := append(must.Get(filepath.Glob(root+"/docs/use/*.md"))(t), must.Get(filepath.Glob(root+"/docs/operate/*.md"))(t)...)
 	for _, page := range append(pages, root+"/docs/architecture.md") {
 		limit := 900

@@ -73,7 +73,7 @@ func TestTheEvidenceOfTheSecurityPageExists(t *testing.T) {
 }
 
 // Each leaf of docs/evidence/attack-trees.md names tests that exist, or says that there is none, or what does not hold.
-func TestEachLeafOfTheAttackTreesSaysWhatHoldsIt(t *testing.T) {
+func TestEachAttackLeafNamesItsDefence(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(root, "docs/evidence/attack-trees.md")))(t)
 	lines := strings.Split(string(text), "\n")
 	expect.True(t, len(lines) <= 121, "it has more than 120 lines:", len(lines)-1)

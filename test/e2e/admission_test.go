@@ -36,7 +36,7 @@ func (c *container) refused() string {
 	return out
 }
 
-func TestAContainerWhoseQuotaDoesNotFitIsToldWhoHasTheRest(t *testing.T) {
+func TestRefusedContainerLearnsTheHolders(t *testing.T) {
 	forEachBackendWith(t, "[admission]\nreserve = \"1G\"\nmax_vram = \"75%\"\n[tenants.physics]\nmax_vram = \"2G\"\n", func(t *testing.T, h *host, _ api.Enforcement) {
 		d := h.device()
 		if d.Reserve != gib || *d.Free != d.Total-gib {

@@ -162,7 +162,7 @@ func TestTheLoaderOfAnImageOfNixLoadsTheInterceptor(t *testing.T) {
 	must.Len(t, must.Get(os.ReadDir(filepath.Join(c.bundle, "rootfs", "etc")))(t), 0, "left in /etc")
 }
 
-// The environment carries a session, so a program can clear it. For containers see TestNoVariableLeadsOutOfAContainersSlice.
+// The environment carries a session, so a program can clear it. For containers see TestVariablesCannotLeaveAContainersSlice.
 // A line on the session's standard error says so.
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)

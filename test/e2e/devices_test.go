@@ -167,7 +167,7 @@ func TestAQuotaCountsOnTheGPUsThatTheContainerSees(t *testing.T) {
 	expect.EqualSlices(t, h.countsOn(two.id), []int{0, 1}, "after a restart it counts on")
 }
 
-func TestAGPUThatWasNotKnownToBeSeenIsLimitedToo(t *testing.T) {
+func TestGPUFirstSeenLaterIsLimited(t *testing.T) {
 	h := newHostOf(t, 3)
 	c := h.newContainer(vram(), "/bin/sleep", "600").sees(1)
 	c.run()

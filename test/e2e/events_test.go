@@ -60,7 +60,7 @@ func (c *container) asker(held, asked, times uint64, env ...string) string {
 var debugLine = regexp.MustCompile(`(?m)^gpuslice: refused (\S+) of (\d+) bytes \(3\.0 GiB\) on (GPU-\S+): ` +
 	`limit (\d+) bytes \(4\.0 GiB\), used by this process (\d+) bytes \(1\.0 GiB\), by siblings (\d+) bytes \(1\.0 GiB\), overhead (\d+) bytes`)
 
-func TestARefusalIsToldToTheProgramAndTheHostWithTheSameFigures(t *testing.T) {
+func TestRefusalHasTheSameFiguresInProgramAndEvent(t *testing.T) {
 	h := newHost(t)
 	h.compileLinked("asker", "programs/asker.c")
 	c := h.runContainer(vram(), "/bin/sleep", "600")
@@ -165,7 +165,7 @@ func TestFollowingEventsSurvivesARestart(t *testing.T) {
 	expect.NoError(t, cmd.Wait(), "interrupted")
 }
 
-func TestARefusalIsExplainedAfterItsProcessAndItsContainerAreGone(t *testing.T) {
+func TestRefusalIsExplainedAfterItsContainerIsRemoved(t *testing.T) {
 	h := newHost(t)
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	c.hog(2 * gib)

@@ -232,7 +232,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 	}
 }
 
-func TestAHoldersCgroupWithoutRoomIsSaid(t *testing.T) {
+func TestFullHolderCgroupIsReported(t *testing.T) {
 	h := newHolderHost(t)
 	c, b := h.limited("2500M", ownLimit), h.limited("2500M", 0)
 	w := c.works(gib)

@@ -120,7 +120,7 @@ func TestReleasedContainerIsRefusedForAsLongAsItRuns(t *testing.T) {
 	})
 }
 
-func TestAnAnnotationThatCannotBeHonouredRefusesTheContainer(t *testing.T) {
+func TestUnsupportedAnnotationRefusesTheContainer(t *testing.T) {
 	h := newHost(t)
 	for annotation, c := range map[string]struct{ value, says string }{
 		"gpuslice.pool":   {"night", "there is no pool night"},

@@ -289,7 +289,7 @@ func (h *leaseHost) leased(uid uint32, args ...string) *lease.Lease {
 	return &l
 }
 
-func TestAUserLeasesWithinHisLimit(t *testing.T) {
+func TestUserLeasesWithinOwnLimit(t *testing.T) {
 	h := newLeaseHost(t)
 	mine := h.leased(nobody, "--vram", "2G", "--ttl", "1h")
 	roots := h.leased(0, "--vram", "60G")

@@ -41,7 +41,7 @@ func TestSliceIsReleasedIfPoststopNeverRuns(t *testing.T) {
 	})
 }
 
-func TestRestartedEnforcerKnowsWhoHoldsWhat(t *testing.T) {
+func TestRestartedEnforcerKnowsAllHolders(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 		stays, dies := c.hog(gib), c.hog(gib)
@@ -77,7 +77,7 @@ func TestContainerThatEndedWithoutAnEnforcerIsForgottenByTheNext(t *testing.T) {
 	h.Eventually("the slice is gone", h.IsGone(c.id))
 }
 
-func TestContainerCanBeStoppedWithASpoiltConfiguration(t *testing.T) {
+func TestContainerCanBeStoppedWithAnInvalidConfiguration(t *testing.T) {
 	h := newHost(t)
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	file, err := os.OpenFile(h.Config(), os.O_WRONLY|os.O_APPEND, 0)

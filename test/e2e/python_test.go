@@ -267,7 +267,7 @@ fails(gpuslice.Service("unix:/none.sock").list)
 	}
 }
 
-func TestAProgramInPythonNeedsOfALeaseItsDirectoryAlone(t *testing.T) {
+func TestPythonProgramNeedsOnlyTheLeasesDirectory(t *testing.T) {
 	h := newLeaseHost(t)
 	l := h.leased(nobody, "--vram", "64M", "--clients", "1")
 	program := h.python(`

@@ -42,7 +42,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	})
 }
 
-func TestQuotaIsNeverPassedByProcessesThatRace(t *testing.T) {
+func TestConcurrentProcessesNeverExceedTheQuota(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 
@@ -83,7 +83,7 @@ func TestExecJoinsTheSliceOfItsContainer(t *testing.T) {
 	})
 }
 
-func TestNoVariableLeadsOutOfAContainersSlice(t *testing.T) {
+func TestVariablesCannotLeaveAContainersSlice(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, h *host, _ api.Enforcement) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 		for _, env := range [][]string{

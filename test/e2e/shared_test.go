@@ -39,7 +39,7 @@ func sharedHost(t *testing.T) *usersHost {
 
 func (h *usersHost) audit() string { return filepath.Join(h.Dir, "audit.jsonl") }
 
-func TestTheConfigurationForSharedHostsHoldsWhatItPromises(t *testing.T) {
+func TestSharedHostConfigurationKeepsItsPromises(t *testing.T) {
 	h := sharedHost(t)
 	d := h.device()
 	expect.Equal(t, d.Reserve, gib, "reserved")

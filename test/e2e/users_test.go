@@ -228,7 +228,7 @@ func TestTheTokenJoinsTheSession(t *testing.T) {
 }
 
 // The error names the group with access to the control socket.
-func TestAUserWhoMayNotAskReadsWhichGroupMay(t *testing.T) {
+func TestRefusedUserLearnsTheAllowedGroup(t *testing.T) {
 	h := newUsersHost(t)
 	h.Must(os.Chown(h.Socket(), 0, 1)) // "daemon" on Linux
 	h.Must(os.Chmod(h.Socket(), 0o660))

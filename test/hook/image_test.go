@@ -338,7 +338,7 @@ func read(t testing.TB, path string) string {
 }
 
 // Files of the image must not affect the quota, even at paths that are read elsewhere.
-func TestNoFileOfTheImageSaysAnythingOfTheQuota(t *testing.T) {
+func TestImageFilesCannotSetTheQuota(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)
 		b := newBundle(t, id(t), fourGiB, nil)

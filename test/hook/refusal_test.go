@@ -136,7 +136,7 @@ func TestABadEnforcerIsNamed(t *testing.T) {
 	}
 }
 
-func TestAQuotaThatIsNotThereIsRefusedByTheEnforcersSentence(t *testing.T) {
+func TestUnavailableQuotaIsRefusedInTheEnforcersWords(t *testing.T) {
 	forEachRuntime(t, func(t *testing.T, r runtime) {
 		e := startEnforcer(t)
 		b := newBundle(t, id(t), map[string]string{"gpuslice.vram": "81G"}, nil)

@@ -54,7 +54,7 @@ func onHost(t *testing.T, minor uint32) string {
 	return path
 }
 
-func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
+func TestEnforcerGetsTheVisibleDevices(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  func(t *testing.T, b *bundle)
@@ -99,7 +99,7 @@ func TestTheEnforcerIsToldWhatTheContainerSees(t *testing.T) {
 	}
 }
 
-func TestInAUserNamespaceTheSameIsSeen(t *testing.T) {
+func TestVisibleDevicesAreTheSameInAUserNamespace(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
 	b := newBundle(t, id(t), fourGiB, hooks(t, e, "prestart"))

@@ -56,7 +56,7 @@ func run(t *testing.T, command ...string) {
 	}
 }
 
-func TestSIGKILLAtAnyInstructionLeavesTheBooksBalanced(t *testing.T) {
+func TestSIGKILLAtAnyInstructionKeepsTheSumsRight(t *testing.T) {
 	run(t, compile(t, "gcc", "step"), pick("211", "101"))
 }
 
@@ -90,7 +90,7 @@ func TestProcessesOfTwoSlicesRaceForTheLastByteOfTheirPool(t *testing.T) {
 		"-n", "8", "-t", pick("1", "5"))
 }
 
-func TestHostilePageHarmsNobodyElse(t *testing.T) {
+func TestHostilePageHarmsNoOtherSlice(t *testing.T) {
 	run(t, compile(t, "gcc", "hostile"), "-t", pick("1", "5"))
 	run(t, compile(t, "gcc", "hostile", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 		"-t", pick("1", "5"))

@@ -275,7 +275,7 @@ func (s *server) fires(alert string) bool {
 	return len(found) > 0
 }
 
-func TestAHostThatIsWellRaisesNoAlertAndOneThatIsDownDoes(t *testing.T) {
+func TestOnlyAFailingHostRaisesAlerts(t *testing.T) {
 	h, address := host(t)
 	s := startServer(t, address, quick(t))
 	session(h, `$HOG 1073741824`, "--vram", "2G")
@@ -300,7 +300,7 @@ func TestAHostThatIsWellRaisesNoAlertAndOneThatIsDownDoes(t *testing.T) {
 }
 
 // A hanging driver would hang for a restarted enforcer, too: an alert fires, and nothing is restarted.
-func TestADriverThatHangsIsToldAndTheEnforcerGoesOn(t *testing.T) {
+func TestHungDriverRaisesAnAlertWithoutARestart(t *testing.T) {
 	fault := filepath.Join(t.TempDir(), "fault")
 	h, address := host(t, "FAKECUDA_NVML_FAULT="+fault)
 	s := startServer(t, address, quick(t))

@@ -99,7 +99,7 @@ func TestFailedTestIsShownWithWhatItSaid(t *testing.T) {
 	}
 }
 
-func TestSilenceIsBrokenByALine(t *testing.T) {
+func TestLongSilencePrintsALine(t *testing.T) {
 	in, tests := io.Pipe()
 	out := make(chan string)
 	r := report{silence: time.Millisecond, out: writer(out), output: map[string][]string{}}

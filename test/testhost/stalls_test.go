@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/expect"
 )
 
-func TestTimeForWhichTheMachineStoodStillIsNotTheEnforcers(t *testing.T) {
+func TestStallsOfTheMachineAreSubtracted(t *testing.T) {
 	s := Stalls{Nap: 50 * time.Millisecond}
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }

@@ -129,7 +129,7 @@ func (c *cards) Events(ctx context.Context, _ string, _ uint64, _ bool, each fun
 	}
 }
 
-func TestASimulatedNodeRefusesWhatItsCardDoesNotHave(t *testing.T) {
+func TestSimulatedNodeRefusesRequestsBeyondItsCard(t *testing.T) {
 	c := newCards(0xab)
 	device := inventory.DeviceName(c.cards[3].UUID)
 	if err := c.prepare("a", []grant{{device, 60 * gib}}); err != nil {

@@ -132,7 +132,7 @@ profiles:
 	return file
 }
 
-func TestAtScaleNoCardIsEverGivenMoreThanItHas(t *testing.T) {
+func TestNoCardIsOvercommittedAtScale(t *testing.T) {
 	if *order != orderFullest && *order != orderPlain {
 		t.Fatalf("order %q is not accepted: %q and %q are", *order, orderFullest, orderPlain)
 	}

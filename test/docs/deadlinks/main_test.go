@@ -12,7 +12,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestLinksThatLeadNowhereAreNamed(t *testing.T) {
+func TestDeadLinksAreNamed(t *testing.T) {
 	site := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()

@@ -63,7 +63,7 @@ func TestExamplesGetTheirResultsAndLeaveNothing(t *testing.T) {
 	}
 }
 
-func TestTheRecipeIsTenTwelveAndTwoHundredAndTen(t *testing.T) {
+func TestRecipeReturnsTheDocumentedResult(t *testing.T) {
 	address, token := session(t)
 	s := must.Get(lease.Open(t.Context(), address, token))(t)
 	defer s.Close()

@@ -134,7 +134,7 @@ func TestAPlaygroundNeedsNeitherADriverNorARuntime(t *testing.T) {
 	}
 }
 
-func TestADeviceSaysWhatMayStillBeGiven(t *testing.T) {
+func TestDeviceShowsTheMemoryLeftToGrant(t *testing.T) {
 	for _, f := range find(healthy(t).Check(context.Background()), "devices") {
 		if !strings.Contains(f.Message, "quotas take 50GiB, and 30GiB may still be given") {
 			t.Errorf("%+v", f)
@@ -220,7 +220,7 @@ func TestACheckThatOnlyRootCanMakeIsNoDefect(t *testing.T) {
 	}
 }
 
-// TestItRefusesWhatTheDoctorRefuses in cmd/gpusliced tests the other direction.
+// TestDaemonRefusesTheConfigurationsThatDoctorRefuses in cmd/gpusliced tests the other direction.
 func TestTheDoctorNamesFaultsAsTheDaemonDoes(t *testing.T) {
 	for text := range badconfig.Files {
 		h := healthy(t)

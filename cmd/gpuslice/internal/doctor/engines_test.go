@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestEachEngineIsSaidHowItStandsAndWhatToDo(t *testing.T) {
+func TestEachEngineHasAStateAndARemedy(t *testing.T) {
 	var got []string
 	add := func(check string, level Level, message, do string) {
 		got = append(got, check+" "+string(level)+" "+message+" -> "+do)

@@ -44,7 +44,7 @@ func TestAnEngineWithoutAnnotationsIsFound(t *testing.T) {
 	}
 }
 
-func TestItIsSaidWhetherVariablesAreRead(t *testing.T) {
+func TestNoteOnOldDockerSaysWhetherVariablesAreRead(t *testing.T) {
 	old := func(string, ...string) ([]byte, error) { return []byte("1.41\n"), nil }
 	for _, c := range []struct {
 		configuration string

@@ -347,7 +347,7 @@ func TestHooksAreBoundToTheAnnotation(t *testing.T) {
 	}
 }
 
-func TestOnlyEnginesThatAreThereArePresent(t *testing.T) {
+func TestOnlyInstalledEnginesArePresent(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range Names() {
 		if present, why, err := Present(w.Host, name); present || err != nil || why == "" {

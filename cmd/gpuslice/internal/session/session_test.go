@@ -283,7 +283,7 @@ func TestTheTerminalIsTheCommandsOwn(t *testing.T) {
 	}
 }
 
-func TestASignalForASessionWhoseCommandIsGoneReachesWhatIsLeft(t *testing.T) {
+func TestSignalAfterTheCommandsExitReachesItsDescendants(t *testing.T) {
 	dir := t.TempDir()
 	cmd := command(t, dir, "sh", "-c", `echo $$ >`+dir+`/pid; sh -c 'trap "touch `+dir+`/told; exit" TERM; touch `+dir+`/there; while :; do sleep 0.05; done' & exit 3`)
 	if err := cmd.Start(); err != nil {
@@ -304,7 +304,7 @@ func TestASignalForASessionWhoseCommandIsGoneReachesWhatIsLeft(t *testing.T) {
 	}
 }
 
-func TestATokenIsNamedWhereThereIsOne(t *testing.T) {
+func TestTokenFileIsNamedOnlyIfItExists(t *testing.T) {
 	for _, there := range []bool{true, false} {
 		dir := t.TempDir()
 		file := filepath.Join(dir, api.TokenName)

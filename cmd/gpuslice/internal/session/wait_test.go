@@ -17,7 +17,7 @@ func full(requested, limit, current uint64) error {
 	return &api.Error{Code: api.CodeQuotaExceeded, Message: "full", Requested: requested, Limit: limit, Current: current}
 }
 
-func TestASessionWaitsForWhatMayBeGrantedLater(t *testing.T) {
+func TestSessionWaitsIfMemoryMayBecomeFree(t *testing.T) {
 	busy := api.Errorf(api.CodeBusy, "too many requests")
 	granted := []error{full(8, 80, 75), busy, full(0, 4, 4), nil}
 	for name, c := range map[string]struct {

@@ -46,7 +46,7 @@ func TestSensorsAreAColumnWhereTheDriverGivesSome(t *testing.T) {
 	}
 }
 
-func TestADevicesRowSaysWhatMayStillBeGivenAndWhoUsesIt(t *testing.T) {
+func TestDeviceRowShowsFreeMemoryAndHolders(t *testing.T) {
 	free, used, mine := uint64(30<<30), uint64(12<<30), uint64(9<<30)
 	var out strings.Builder
 	err := DeviceTable.Print(&out, []api.Device{

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
+func TestSliceIsFoundByItsEnginesNames(t *testing.T) {
 	uid := uint32(1000)
 	hex := func(c string) string { return strings.Repeat(c, 64) }
 	in := func(c, pod, name string) api.Slice {
@@ -67,7 +67,7 @@ func TestASliceIsFoundByWhatItsEngineCallsIt(t *testing.T) {
 	}
 }
 
-func TestOfRunsOfOneNameTheLastIsMeant(t *testing.T) {
+func TestNameFindsTheLastRun(t *testing.T) {
 	ended := time.Unix(9, 0)
 	runs := []api.Run{
 		{Slice: "1", Names: api.Names{Name: "train"}, Ended: &ended}, {Slice: "2", Names: api.Names{Name: "train"}, Ended: &ended},

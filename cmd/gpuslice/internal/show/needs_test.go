@@ -77,7 +77,7 @@ Its quota there was 8GiB; the process did not report the size of the request.
 	}
 }
 
-func TestASliceThatWaitsForItsMemoryIsShownSo(t *testing.T) {
+func TestWaitingSliceIsShownAsWaiting(t *testing.T) {
 	waits := time.Now().Add(-90 * time.Minute)
 	s := api.Slice{ID: "notebook", State: api.Evicted, Elastic: &api.Elastic{Obstacle: "slice train has 60GiB", Waits: &waits}}
 	said := "since " + waits.Local().Format(time.TimeOnly) + " (1h30m"
@@ -97,7 +97,7 @@ func TestASliceThatWaitsForItsMemoryIsShownSo(t *testing.T) {
 	}
 }
 
-func TestTheQuotaThatWouldHaveDoneIsTheLargestOfAllRuns(t *testing.T) {
+func TestSuggestedQuotaIsTheLargestOfAllRuns(t *testing.T) {
 	at := func(hour int) time.Time { return time.Date(2026, 3, 1, hour, 0, 0, 0, time.UTC) }
 	ended := at(9)
 	runs := []api.Run{

@@ -176,7 +176,7 @@ func TestTheTerminalIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestAFailureIsShownOnceItIsThereAndUntilItIsOver(t *testing.T) {
+func TestFailureIsShownWhileItLasts(t *testing.T) {
 	lipgloss.SetColorProfile(termenv.Ascii)
 	var failing, warm atomic.Bool
 	ask := func(context.Context, []string) (Snapshot, error) {

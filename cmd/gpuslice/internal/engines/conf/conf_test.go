@@ -112,7 +112,7 @@ func TestJSONEntryIsTakenOutOfAnEditedText(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotUnderstoodIsRefusedWithItsLine(t *testing.T) {
+func TestUnknownSyntaxIsRefusedWithItsLine(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		format Format
