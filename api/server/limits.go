@@ -123,7 +123,7 @@ func (l *limited) Accept() (net.Conn, error) {
 // placePatience is how long a connection waits for the host's user database. Without an answer it counts as NoUser's.
 const placePatience = 50 * time.Millisecond
 
-// enter counts a connection, or returns why there are too many. counts is the user that it counts for.
+// enter counts a connection, or returns a refusal if there are too many. counts is the user that it counts for.
 func (l *limited) enter(conn net.Conn) (leave func(), counts uint32, refusal *api.Error) {
 	p, known := peerOf(conn)
 	if known && privileged(p.UID) {

@@ -18,8 +18,8 @@ import (
 // UserService serves the users' socket, which is open to all. The context has the calling process (PeerOf, GroupsOf), and the service decides what
 // it may do.
 type UserService interface {
-	// May decides before the request's body is read. It returns why the caller may not change that session, or, without an id, begin one; and
-	// whether the caller has a limit.
+	// May decides before the request's body is read. It returns an error if the caller may not change that session, or, without an id, begin
+	// one. limited reports whether the caller has a limit.
 	May(ctx context.Context, id string) (limited bool, err error)
 	Info(ctx context.Context) (api.Info, error)
 	Register(ctx context.Context, r api.RegisterRequest) (api.RegisterReply, error)

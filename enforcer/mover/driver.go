@@ -106,7 +106,7 @@ func (p *proc) driverState() (checkpoint.State, error) {
 	return checkpoint.Running, err
 }
 
-// driverCanMove returns why the driver cannot move the process, which is on its devices, if that is known in advance.
+// driverCanMove returns an error if it is known in advance that the driver cannot move the process, which is on its devices.
 func (p *proc) driverCanMove() error {
 	state, err := p.driverState()
 	switch {

@@ -162,7 +162,8 @@ func divide(stay map[string]uint64, all []*proc) {
 	}
 }
 
-// Check returns why the processes cannot be moved to host memory, if that is known in advance. The memory of an evicted slice has to fit into HostLimit.
+// Check returns an error if it is known in advance that the processes cannot be moved to host memory. The memory of an evicted slice has to fit
+// into HostLimit.
 func (m *Move) Check(evicted bool) error {
 	for _, p := range m.all {
 		if _, can := p.claim(); can { // the driver's state matters only if the driver has to move it (lock)

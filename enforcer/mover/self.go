@@ -74,7 +74,7 @@ func (p *proc) movesSelf() bool {
 	return self
 }
 
-// request has the process move its memory to a place, and waits until it has. The error says why it has not.
+// request has the process move its memory to a place, and waits. It returns an error if the process does not move in time, or fails.
 func (p *proc) request(to ledger.Place, patience time.Duration) error {
 	var want uint8
 	requested := false
@@ -111,7 +111,7 @@ func (p *proc) request(to ledger.Place, patience time.Duration) error {
 	})
 }
 
-// answered returns why a process that has answered a request is elsewhere.
+// answered returns an error if a process that has answered a request is elsewhere.
 func (p *proc) answered(to ledger.Place, c ledger.Move) error {
 	there := c.Is == to || to == ledger.Bare && c.Is == ledger.Running
 	var why any = c.Failure

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/driver"
 )
 
-// try sets a limit on a cgroup of its own. It returns why the backend is not reliable, or "".
+// try sets a limit on a cgroup of its own. It returns the reason why the backend is not reliable; "" if it is.
 func (k *Keeper) try(d *device) string {
 	if d.MIG {
 		return "the driver has no limits for MIG instances"

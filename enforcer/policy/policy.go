@@ -57,7 +57,7 @@ func (p Policy) Answer(v Violation, done api.Action) (action api.Action, tell bo
 	return action, done == "" || action != done && action != api.Log
 }
 
-// Frozen returns why a slice is granted no more memory, or "" if it is. A slice is frozen while violations are answered with api.Refuse. If
+// Frozen returns the reason why a slice is granted no more memory; "" if it is not frozen. A slice is frozen while violations are answered with api.Refuse. If
 // it was frozen before, it stays so while the state of some device is unknown (unsettled).
 func Frozen(was string, refused []Violation, unsettled bool) string {
 	if len(refused) == 0 {

@@ -226,7 +226,7 @@ func claimed(pools map[string]uint64) (bytes uint64) {
 	return bytes
 }
 
-// Unhealthy returns why no claim can be prepared on a device, or "".
+// Unhealthy returns the reason why no claim can be prepared on a device; "" if there is none.
 func Unhealthy(h api.Health, uuid string) string {
 	for _, c := range h.Checks {
 		if !c.OK && c.For != "" && (c.Device == "" || c.Device == uuid) {

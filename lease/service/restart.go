@@ -48,7 +48,7 @@ func (s *Service) superviseBroker(l *lease) {
 	}
 }
 
-// whyExited returns why the broker ended, also if the enforcer ended it.
+// whyExited returns the cause and the reason of the broker's end, also if the enforcer ended it.
 func (s *Service) whyExited(l *lease) (cause, reason string) {
 	ctx, cancel := context.WithTimeout(l.live, askTimeout)
 	defer cancel()

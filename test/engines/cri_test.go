@@ -60,7 +60,7 @@ type criDaemon interface {
 	load(e *kube, image string)
 	// state is the low-level runtime's state directory for a container.
 	state(s *site, id string) string
-	// noUserns and noCDI return why the daemon lacks the feature, or "" if it has it.
+	// noUserns and noCDI return the reason why the daemon lacks the feature; "" if it has it.
 	noUserns() string
 	noCDI() string
 }

@@ -38,7 +38,7 @@ func (r *table) dash(engine, name, why string) {
 	r.reasons = append(r.reasons, name+": "+why)
 }
 
-// why returns why an engine lacks a case, or "" if it has it.
+// why returns the reason why an engine lacks a case; "" if it has it.
 func (r row) why(e engine, c testcase) string {
 	if why := r.lacks[c.name]; why != "" {
 		return r.name + " " + why

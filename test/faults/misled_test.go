@@ -158,7 +158,7 @@ func (w *world) whileFull(r *rand.Rand, kill bool) string {
 	return w.stopMisleading(r)
 }
 
-// isFull checks that the enforcer, unable to write, makes no promise and reports why.
+// isFull checks that the enforcer, unable to write, grants nothing and reports the error.
 func (w *world) isFull() {
 	w.Helper()
 	if w.downReason != "" {

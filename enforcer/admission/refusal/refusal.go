@@ -37,7 +37,7 @@ func (a *Ask) refusal() *refusal {
 	return r
 }
 
-// Check returns why a holder may not have what it asks for, an *api.Error; nil if it may. Bytes that were granted are not refused.
+// Check returns an *api.Error if a holder may not have the bytes that it asks for. Bytes that were granted are not refused.
 func (l *Limits) Check(a Ask) error {
 	if a.Bytes <= a.Had {
 		return nil
@@ -62,8 +62,8 @@ func (l *Limits) Check(a Ask) error {
 	return nil
 }
 
-// CheckPromise returns why an elastic holder may not be promised Ask.Bytes beside what others were promised of the device. Overcommit is in
-// thousandths of the device.
+// CheckPromise returns an error if an elastic holder may not be promised Ask.Bytes of the device, of which others were promised `promised`.
+// Overcommit is in thousandths of the device.
 func CheckPromise(a Ask, overcommit, promised uint64) error {
 	if a.Device == nil {
 		return nil
@@ -80,7 +80,7 @@ func Promisable(total, overcommit uint64) uint64 {
 	return l.Capacity(total)
 }
 
-// CheckSessions returns why a user with n sessions may not start another.
+// CheckSessions returns CodeQuotaExceeded if a user with n sessions may not start another.
 func (u *User) CheckSessions(n int) error {
 	if n < u.MaxSessions {
 		return nil
@@ -90,7 +90,7 @@ func (u *User) CheckSessions(n int) error {
 	return e
 }
 
-// Check returns why a session's request does not fit the user's limit with the other sessions' bytes of the device.
+// Check returns an error if a session's request does not fit the user's limit. used has the other sessions' bytes of the device.
 func (u *User) Check(a Ask, used uint64) error {
 	if a.Device == nil {
 		return nil
@@ -113,8 +113,8 @@ func (u *User) CheckUnknown(h *Holder, quotas []api.Quota, others iter.Seq[[]api
 	return r.byUser(u.UID, u.MaxVRAM.Bytes, used)
 }
 
-// CheckSize returns why a slice may not ask for so much without driver truth, while its devices are unknown. Two shares can be compared,
-// and two sizes.
+// CheckSize returns an error if a slice may not ask for these quotas without driver truth, while its devices are unknown. Only two shares can be
+// compared, or two sizes.
 func (l *Limits) CheckSize(name string, quotas []api.Quota) error {
 	bound := l.MaxVRAM
 	if bound.IsZero() {

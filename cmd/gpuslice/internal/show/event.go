@@ -222,7 +222,7 @@ func bypass(e api.Event, on string) string {
 	return fmt.Sprintf("%s holds %s on %s %s; action: %s", who, api.FormatSize(e.Bytes), on, how, e.Action)
 }
 
-// without says why the loader did not load the interceptor, if known.
+// without returns the reason, in brackets, why the loader did not load the interceptor; "" if it is unknown.
 func without(p api.Preload) string {
 	switch p {
 	case api.PreloadMoved:
