@@ -57,7 +57,7 @@ func (h *host) device(uuid string) api.Device {
 	return api.Device{}
 }
 
-func (h *host) given(uuid string, given, free uint64) {
+func (h *host) wantGranted(uuid string, given, free uint64) {
 	h.t.Helper()
 	if d := h.device(uuid); d.Quotas != given || d.Free == nil || *d.Free != free {
 		h.t.Fatalf("of %s are %d bytes given, and %v free; want %d and %d", uuid, d.Quotas, d.Free, given, free)
@@ -86,13 +86,13 @@ func TestQuotasAddUpToNoMoreThanTheDeviceHas(t *testing.T) {
 	if e.Device != gpu0 || e.Requested != 10*gib+1 || e.Limit != 80*gib || e.Current != 70*gib {
 		t.Errorf("%+v", e)
 	}
-	h.given(gpu0, 70*gib, 10*gib)
+	h.wantGranted(gpu0, 70*gib, 10*gib)
 	h.give("c", on(gpu0, 10*gib))
-	h.given(gpu0, 80*gib, 0)
+	h.wantGranted(gpu0, 80*gib, 0)
 	_, err = h.ask("d", nil, on("0", 1))
 	refusal(t, err, "0B are left")
 	must.Get(h.Release(t.Context(), "a", 0, true))(t)
-	h.given(gpu0, 40*gib, 40*gib)
+	h.wantGranted(gpu0, 40*gib, 40*gib)
 	h.give("d", api.Quota{Device: gpu0, Percent: 50})
 	expect.Equal(t, h.device(gpu0).Slices, 3, "slices")
 }
@@ -102,7 +102,7 @@ func TestRecordModeSliceIsGrantedNothing(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		must.Get(h.ask(id, func(r *api.RegisterRequest) { r.Mode = api.Record }, on(gpu0, 80*gib)))(t)
 	}
-	h.given(gpu0, 0, 80*gib)
+	h.wantGranted(gpu0, 0, 80*gib)
 }
 
 func TestWithoutDriverTruthABoundStillHolds(t *testing.T) {
@@ -136,7 +136,7 @@ func TestFullDeviceGrantsNothingOnFirstUse(t *testing.T) {
 		if len(s.Devices) != 2 || s.State != api.Active || s.Devices[1].Device != gpu1 || s.Devices[1].Limit != 0 || s.Devices[0].Limit != 4*gib {
 			t.Fatalf("%+v", s)
 		}
-		h.given(gpu1, 78*gib, 2*gib)
+		h.wantGranted(gpu1, 78*gib, 2*gib)
 	}
 	check()
 	events, err := h.Events(t.Context(), "", 0, false)
@@ -162,7 +162,7 @@ func TestSlicesBeyondALoweredCapacityStayAndNoneIsAdmitted(t *testing.T) {
 	h.options.Log = slog.New(slog.NewTextHandler(&log, nil))
 	h.start()
 	p.must("charge 0 %d", 80*gib)
-	h.given(gpu0, 140*gib, 0)
+	h.wantGranted(gpu0, 140*gib, 0)
 	_, err := h.ask("c", nil, on(gpu0, 1))
 	refusal(t, err, "0B are left of the 80GiB")
 	q.kill()
@@ -188,12 +188,12 @@ func TestReleasedSlicesMemoryCountsUntilItsProcessesExit(t *testing.T) {
 	init.uses()
 	init.must("charge 0 %d", 10*gib)
 	must.Get(h.Release(t.Context(), "c", 0, true))(t)
-	h.given(gpu0, 10*gib, 70*gib)
-	h.given(gpu1, 0, 80*gib)
+	h.wantGranted(gpu0, 10*gib, 70*gib)
+	h.wantGranted(gpu1, 0, 80*gib)
 	_, err := h.ask("d", nil, on(gpu0, 71*gib))
 	refusal(t, err, "c has 10GiB")
 	h.restart()
-	h.given(gpu0, 10*gib, 70*gib)
+	h.wantGranted(gpu0, 10*gib, 70*gib)
 	init.kill()
 	eventually(t, "all is given back", func() bool { return h.device(gpu0).Quotas == 0 })
 	h.give("d", on(gpu0, 80*gib))
@@ -205,7 +205,7 @@ func TestLoweredQuotaCountsForTheMemoryInUse(t *testing.T) {
 	p.uses()
 	p.must("charge 0 %d", 50*gib)
 	must.Get(h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
-	h.given(gpu0, 50*gib, 30*gib)
+	h.wantGranted(gpu0, 50*gib, 30*gib)
 	_, err := h.ask("b", nil, on(gpu0, 31*gib))
 	refusal(t, err, "30GiB are left", "a has 50GiB")
 	p.must("release 0 %d", 20*gib)
@@ -258,8 +258,8 @@ func TestConcurrentRequestsGetTheLastBytesOnce(t *testing.T) {
 			}
 		}
 		expect.Equal(t, winners, 2, "round", round, "slices of 30 GiB on 80 GiB")
-		h.given(gpu0, 0, 80*gib)
-		h.given(gpu1, 0, 80*gib)
+		h.wantGranted(gpu0, 0, 80*gib)
+		h.wantGranted(gpu1, 0, 80*gib)
 	}
 }
 

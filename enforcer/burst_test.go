@@ -61,13 +61,13 @@ func TestKillDuringManyRegistrationsLosesNoAcknowledgedOne(t *testing.T) {
 		d.startsAgain(point)
 		there := d.ids()
 		for id, was := range yes {
-			s, is := there[id]
-			if was && (!is || s.State != api.Active) {
+			s, ok := there[id]
+			if was && (!ok || s.State != api.Active) {
 				t.Errorf("after a death at %q slice %s, which was promised, is %+v", point, id, s)
 			}
 			if was {
 				promised++
-			} else if !is {
+			} else if !ok {
 				lost++
 			}
 		}

@@ -288,7 +288,7 @@ func TestGrantedBytesCountOnlyResidentMembers(t *testing.T) {
 				case n < 7:
 					procs[id].kill()
 					truth.set(gpu0, procs[id].pid(), 0)
-					h.gone(id)
+					h.wantGone(id)
 					check(id + "'s end")
 					begin(id)
 					check(id + "'s beginning")
@@ -311,7 +311,7 @@ func TestGrantedBytesCountOnlyResidentMembers(t *testing.T) {
 							}
 							procs[id].kill()
 							truth.set(gpu0, procs[id].pid(), 0)
-							h.gone(id)
+							h.wantGone(id)
 							begin(id)
 						}
 						check(id + " is resumed")

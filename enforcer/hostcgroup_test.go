@@ -94,7 +94,7 @@ func (f *fakeHolder) set(do func(*fakeHolder)) {
 
 func (f *fakeHolder) hasNoRoom(is func(pid int, n uint64) bool) { f.short.Store(&is) }
 
-func (f *fakeHolder) held(p *proc) (bytes uint64) {
+func (f *fakeHolder) bytesOf(p *proc) (bytes uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for of, steps := range f.steps {
@@ -131,7 +131,7 @@ const part = ledger.HostPart
 func (m *selfMover) asks(p *proc, held *fakeHolder) {
 	m.set(func(m *selfMover) {
 		m.first = map[ledger.Place][2]func(){ledger.Aside: {func() {
-			for at := held.held(p); at < 40*gib; at += part {
+			for at := held.bytesOf(p); at < 40*gib; at += part {
 				if p.ask("host %d %d", at, min(at+part, 40*gib)) != "ok 1" {
 					m.fails[ledger.Aside] = ledger.MoveHost
 					return
@@ -161,8 +161,8 @@ func TestSelfMovingProcessGetsHostMemory(t *testing.T) {
 	})
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
-	if held.held(a) != 40*gib || held.held(b) != 0 || f.steps() != "" {
-		t.Errorf("%d and %d", held.held(a), held.held(b))
+	if held.bytesOf(a) != 40*gib || held.bytesOf(b) != 0 || f.steps() != "" {
+		t.Errorf("%d and %d", held.bytesOf(a), held.bytesOf(b))
 	}
 	a.expect("ok 1", "host 0 %d", part)  // given before
 	b.expect(refused, "host 0 %d", part) // it is not being moved
@@ -188,8 +188,8 @@ func TestGrantedHostMemoryIsNotChargedToTheProcess(t *testing.T) {
 		h.becomes("a", api.Evicted)
 		a.returns()
 		h.becomes("b", api.Evicted)
-		if f.moved(a) || m.wasTold(ledger.Bare) || held.held(a) != 40*gib {
-			t.Fatalf("%d", held.held(a))
+		if f.moved(a) || m.wasTold(ledger.Bare) || held.bytesOf(a) != 40*gib {
+			t.Fatalf("%d", held.bytesOf(a))
 		}
 	}
 	// Without enough host memory it must keep none. If it ignores that, the enforcer frees its memory.
@@ -198,7 +198,7 @@ func TestGrantedHostMemoryIsNotChargedToTheProcess(t *testing.T) {
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	a.returns()
-	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
+	eventually(t, "it has none", func() bool { return held.bytesOf(a) == 0 })
 	expect.True(t, m.wasTold(ledger.Bare), "it was not told so")
 }
 
@@ -210,7 +210,7 @@ func TestDriverMovesIfTheHostCgroupIsFull(t *testing.T) {
 	})
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
-	if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || m.been() != "" || held.held(a) != 0 {
+	if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || m.been() != "" || held.bytesOf(a) != 0 {
 		t.Fatalf("%s", got)
 	}
 	a.returns()
@@ -248,7 +248,7 @@ func TestDriverMovesAProcessWithTooLittleHostMemory(t *testing.T) {
 				t.Fatalf("%s", got)
 			}
 			a.returns()
-			if truth.holds(a.pid()) != 40*gib || m.is() != ledger.Running {
+			if truth.holds(a.pid()) != 40*gib || m.place() != ledger.Running {
 				t.Errorf("%v", f.states())
 			}
 		})
@@ -295,7 +295,7 @@ func TestCachedHostMemoryIsReleasedForAnother(t *testing.T) {
 			h.becomes("a", api.Evicted)
 			a.returns()
 			h.becomes("b", api.Evicted)
-			must.Equal(t, held.held(a), 40*gib)
+			must.Equal(t, held.bytesOf(a), 40*gib)
 			if restart {
 				h.restart()
 			}
@@ -306,11 +306,11 @@ func TestCachedHostMemoryIsReleasedForAnother(t *testing.T) {
 			c.works(truth, 20*gib)
 			h.movesItself(c, "c", truth)
 			d := h.elastic("d", 34*gib, 0)
-			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && held.held(a) > 0 })
+			held.hasNoRoom(func(pid int, bytes uint64) bool { return pid == holderPID && held.bytesOf(a) > 0 })
 			m.wasTold(ledger.Bare)
 			d.returns()
 			h.becomes("c", api.Evicted)
-			if told, has, moved := m.wasTold(ledger.Bare), held.held(a), f.steps(); !told || has != 0 || strings.Contains(moved, fmt.Sprint(" ", c.pid())) {
+			if told, has, moved := m.wasTold(ledger.Bare), held.bytesOf(a), f.steps(); !told || has != 0 || strings.Contains(moved, fmt.Sprint(" ", c.pid())) {
 				t.Errorf("%v, it has %d, the driver's steps: %s", told, has, moved)
 			}
 		})
@@ -370,8 +370,8 @@ func TestAProcessThatBeginsAnewHasNoHostMemory(t *testing.T) {
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	a.returns()
-	must.Equal(t, held.held(a), 40*gib)
+	must.Equal(t, held.bytesOf(a), 40*gib)
 	a.must("attach")
-	eventually(t, "it has none", func() bool { return held.held(a) == 0 })
+	eventually(t, "it has none", func() bool { return held.bytesOf(a) == 0 })
 	_ = h
 }

@@ -167,7 +167,7 @@ func TestAStrangersProcessIsNotJoined(t *testing.T) {
 	ctx = api.WithToken(askedBy(dead), token)
 	expect.ErrorSays(t, must.Err(h.Join(ctx, "s", api.JoinRequest{PID: victim.pid()})), api.ErrBadRequest, "is dead")
 	first.kill()
-	h.gone("s")
+	h.wantGone("s")
 	expect.ErrorIs(t, h.join(asks, "s", token), api.ErrForbidden, "a token of a session that is over")
 }
 

@@ -73,7 +73,7 @@ func (p *proc) ended() {
 	}
 }
 
-func (h *host) gone(id string) {
+func (h *host) wantGone(id string) {
 	h.t.Helper()
 	eventually(h.t, "slice "+id+" is gone", func() bool {
 		_, err := h.Slice(context.Background(), id)
@@ -112,7 +112,7 @@ func TestSliceEndsAtItsDeadline(t *testing.T) {
 	}
 	c.pass(1)
 	p.ended()
-	h.gone("s")
+	h.wantGone("s")
 	expect.EqualSlices(t, h.storyOf("s"), []string{"registered ", "expired ", "released expired"}, "told was")
 }
 
@@ -158,7 +158,7 @@ func TestProcessThatIgnoresSIGTERMIsKilledAfterGrace(t *testing.T) {
 			if sibling != p {
 				sibling.ended()
 			}
-			h.gone("s")
+			h.wantGone("s")
 		})
 	}
 }
@@ -221,7 +221,7 @@ func TestRenewingMovesTheEnd(t *testing.T) {
 	}
 	c.pass(time.Second)
 	p.ended()
-	h.gone("s")
+	h.wantGone("s")
 	expect.ErrorIs(t, must.Err(h.Renew(context.Background(), "s", renewed(time.Hour))), api.ErrNotFound)
 }
 
@@ -268,7 +268,7 @@ func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 		default:
 			t.Fatal(err)
 		}
-		h.gone("s")
+		h.wantGone("s")
 		_ = os.Remove(filepath.Join(h.options.RunDir, "to-s"))
 	}
 	t.Logf("%d were renewed, the time of %d was over", kept, over)
@@ -282,7 +282,7 @@ func TestDeadlinesPassWhileNoEnforcerRuns(t *testing.T) {
 	p.must("charge 0 1") // needs no enforcer
 	h.start()
 	p.ended()
-	h.gone("s")
+	h.wantGone("s")
 }
 
 func TestRestartContinuesAnExpiry(t *testing.T) {
@@ -304,7 +304,7 @@ func TestRestartContinuesAnExpiry(t *testing.T) {
 	expect.Equal(t, p.must("terms"), 1, "signals that ask it to end")
 	h.start()
 	p.ended()
-	h.gone("s")
+	h.wantGone("s")
 }
 
 // Changing the wall clock moves no deadline; only renewal does. After a suspension of the host, time has advanced in one step.
@@ -320,7 +320,7 @@ func TestRemainingTimeIgnoresChangesOfTheWallClock(t *testing.T) {
 	}
 	c.pass(24 * time.Hour)
 	p.ended()
-	h.gone("s")
+	h.wantGone("s")
 	if s := h.see("other"); s.State != api.Active || s.Remaining != 24*time.Hour {
 		t.Fatalf("%+v", s)
 	}
@@ -352,7 +352,7 @@ func TestAnExpiredSliceCanBeReleased(t *testing.T) {
 	c.pass(time.Hour)
 	h.expired("s")
 	p.kill()
-	h.gone("s")
+	h.wantGone("s")
 	expect.True(t, slices.Contains(h.storyOf("s"), "released expired"), "told was", h.storyOf("s"))
 	q := h.lease("t", newCgroup(t), time.Hour)
 	q.must("stubborn")

@@ -30,7 +30,7 @@ func TestALedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if s := h.see("s"); s.State != api.Damaged || !strings.Contains(s.Reason, "timed out, and it may have the ledger") {
 		t.Fatalf("%+v", s)
 	}
-	h.given(gpu0, 4*gib, 76*gib)
+	h.wantGranted(gpu0, 4*gib, 76*gib)
 	sibling.expect("status 3", "attach")
 	slow.expect("status 3", "device %s %d", hex1, 80*gib) // asks the enforcer
 	slow.must("charge 0 %d", gib)
@@ -90,10 +90,10 @@ func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 				t.Fatalf("%+v", told)
 			}
 			truth.set(gpu0, hides.pid(), 0)
-			h.given(gpu0, 4*gib, 76*gib)
+			h.wantGranted(gpu0, 4*gib, 76*gib)
 			slow.kill()
 			sibling.kill()
-			h.gone("s")
+			h.wantGone("s")
 			eventually(t, "its quota is free", func() bool { return h.device(gpu0).Quotas == 0 })
 		})
 	}
@@ -151,7 +151,7 @@ func TestASliceWhoseLedgerIsNotFoundExpires(t *testing.T) {
 	h.lost("s", slow)
 	c.pass(time.Hour)
 	slow.ended()
-	h.gone("s")
+	h.wantGone("s")
 }
 
 func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
@@ -170,7 +170,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	if !strings.Contains(told["llm"], "timed out, and it may have the ledger") || !strings.Contains(told["a"], "timed out, and it may have the ledger") {
 		t.Fatalf("%v", told)
 	}
-	h.given(gpu0, 6*gib, 74*gib)
+	h.wantGranted(gpu0, 6*gib, 74*gib)
 	other.expect("status 3", "attach")
 	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}})), api.ErrBadRequest)
 	h.member("c", "llm").expect("status 3", "attach")
@@ -203,8 +203,8 @@ func TestProcessThatMayHaveALostLedgerSurvivesItsSession(t *testing.T) {
 			slow.uses().must("charge 0 %d", 3*gib)
 			h.lost("s", slow)
 			end(t, h, first)
-			h.gone("s")
-			h.given(gpu0, 8*gib, 72*gib)
+			h.wantGone("s")
+			h.wantGranted(gpu0, 8*gib, 72*gib)
 			h.restart()
 			slow.expect("refused", "charge 0 1") // its mappings can be read now
 			slow.kill()
@@ -246,7 +246,7 @@ func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
 	if h.see("s").State != api.Damaged || h.seePool("llm").State != api.Damaged {
 		t.Fatalf("%+v, %+v", h.see("s"), h.seePool("llm"))
 	}
-	h.given(gpu0, 5*gib, 75*gib)
+	h.wantGranted(gpu0, 5*gib, 75*gib)
 }
 
 // A process that the host's operator moved to another cgroup still has the page, and continues to charge there.

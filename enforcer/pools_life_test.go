@@ -208,7 +208,7 @@ func TestCreatePoolIsIdempotent(t *testing.T) {
 		})
 	}
 	all.Wait()
-	h.given(gpu1, 2*gib, 78*gib)
+	h.wantGranted(gpu1, 2*gib, 78*gib)
 }
 
 func TestATenantsPoolIsWithinItsBounds(t *testing.T) {

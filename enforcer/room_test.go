@@ -145,7 +145,7 @@ func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 	if refusal := api.From(err); err == nil || refusal.Code != api.CodeStorage || strings.Contains(refusal.Message, dir) || !strings.Contains(refusal.Message, "no space left") {
 		t.Errorf("%v", err)
 	}
-	h.given(gpu0, gib, 79*gib)
+	h.wantGranted(gpu0, gib, 79*gib)
 	for _, path := range fill {
 		_ = os.Remove(path) // the last one was not created
 	}

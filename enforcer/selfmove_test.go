@@ -83,7 +83,7 @@ func TestAProcessThatDoesNotMoveItselfIsLeftToTheDriver(t *testing.T) {
 			m.set(does)
 			b.works(truth, gib)
 			h.becomes("a", api.Evicted)
-			if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || truth.holds(a.pid()) != 0 || m.is() != ledger.Running {
+			if got := f.steps(); got != fmt.Sprintf("lock %d, checkpoint %d", a.pid(), a.pid()) || truth.holds(a.pid()) != 0 || m.place() != ledger.Running {
 				t.Fatalf("the driver moved it: %s", got)
 			}
 			expect.Equal(t, h.granted(t), 45*gib, "given")
@@ -132,7 +132,7 @@ func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
 	b.works(truth, gib)
 	s := h.becomes("c", api.Evicted)
 	other := all[1].pid()
-	if got := f.steps(); m.is() != ledger.Aside || got != fmt.Sprintf("lock %d, checkpoint %d", other, other) {
+	if got := f.steps(); m.place() != ledger.Aside || got != fmt.Sprintf("lock %d, checkpoint %d", other, other) {
 		t.Fatalf("%s", got)
 	}
 	if d := s.Devices[0]; d.Suspended != 20*gib-600*mib || h.granted(t) != 45*gib+600*mib {
@@ -149,7 +149,7 @@ func TestOneProcessMovesItselfAndTheDriverAnother(t *testing.T) {
 	b.expect(statusAway, "return")
 	eventually(t, "c stays, and its memory", func() bool {
 		s := h.see("c")
-		return s.State == api.Active && strings.Contains(s.Elastic.Obstacle, "managed memory") && m.is() == ledger.Running && truth.holds(all[0].pid()) == 10*gib
+		return s.State == api.Active && strings.Contains(s.Elastic.Obstacle, "managed memory") && m.place() == ledger.Running && truth.holds(all[0].pid()) == 10*gib
 	})
 }
 
@@ -161,7 +161,7 @@ func TestProcessWithoutRoomStaysInHostMemory(t *testing.T) {
 	m.set(func(m *selfMover) { m.fails[ledger.Locked] = ledger.MoveDevice })
 	a.expect(statusAway, "return")
 	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "the device has no room") })
-	if s := h.becomes("a", api.Evicted); m.is() != ledger.Aside || truth.holds(a.pid()) != 600*mib || s.Devices[0].Suspended != 40*gib-600*mib || f.moved(a) {
+	if s := h.becomes("a", api.Evicted); m.place() != ledger.Aside || truth.holds(a.pid()) != 600*mib || s.Devices[0].Suspended != 40*gib-600*mib || f.moved(a) {
 		t.Errorf("%+v", s)
 	}
 	m.set(func(m *selfMover) { clear(m.fails) })
@@ -191,11 +191,11 @@ func TestDriverMovesAProcessWithAFalseClaimOfAMove(t *testing.T) {
 	h, truth, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.lies = true })
 	b.works(truth, gib)
-	if s := h.becomes("a", api.Evicted); m.is() != ledger.Running || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 45*gib {
+	if s := h.becomes("a", api.Evicted); m.place() != ledger.Running || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 45*gib {
 		t.Errorf("%+v", s)
 	}
 	a.returns()
-	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib {
+	if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib {
 		t.Errorf("%v", f.states())
 	}
 	h.becomes("b", api.Evicted)
@@ -214,7 +214,7 @@ func TestDriverMovesAProcessWithAFalseClaimOfAMove(t *testing.T) {
 	a.expect(statusAway, "return")
 	m.set(func(m *selfMover) { clear(m.mute) })
 	a.returns()
-	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+	if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
 		t.Errorf("%v", f.states())
 	}
 }
@@ -261,8 +261,8 @@ func TestRestartReadsWhereAProcessHasMoved(t *testing.T) {
 						h.becomes("a", api.Active)
 					}
 					a.returns()
-					if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || h.granted(t) != 45*gib {
-						t.Fatalf("%d, %d given", m.is(), h.granted(t))
+					if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib || h.granted(t) != 45*gib {
+						t.Fatalf("%d, %d given", m.place(), h.granted(t))
 					}
 					b.returns()
 					h.becomes("a", api.Evicted)
@@ -279,7 +279,7 @@ func TestRestartReadsWhereAProcessHasMoved(t *testing.T) {
 func TestASelfMoverIsSuspendedByHand(t *testing.T) {
 	h, truth, f, a, _, m := ownTurns(t)
 	must.Do(t, h.suspend("a"))
-	if s := h.see("a"); s.State != api.Suspended || m.is() != ledger.Aside || h.granted(t) != 600*mib {
+	if s := h.see("a"); s.State != api.Suspended || m.place() != ledger.Aside || h.granted(t) != 600*mib {
 		t.Errorf("%+v, %d given", s, h.granted(t))
 	}
 	a.expect(statusAway, "return")
@@ -410,11 +410,11 @@ func TestMemoryLeftOnTheDeviceIsMovedForAWaiter(t *testing.T) {
 			goes(b)
 			goes(a)
 			goes(b)
-			if s := h.becomes("a", api.Evicted); m.is() != ledger.Aside || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 80*gib {
+			if s := h.becomes("a", api.Evicted); m.place() != ledger.Aside || truth.holds(a.pid()) != 0 || s.Devices[0].Suspended != 40*gib || h.granted(t) != 80*gib {
 				t.Fatalf("%+v, %d given, %d held", s, h.granted(t), truth.holds(a.pid()))
 			}
 			goes(a)
-			if s := h.see("a"); m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || s.Devices[0].Used != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+			if s := h.see("a"); m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib || s.Devices[0].Used != 40*gib || f.states()[a.pid()] != checkpoint.Running {
 				t.Errorf("%+v, %v", s, f.states())
 			}
 		})
@@ -454,7 +454,7 @@ func TestImmovableMemoryStays(t *testing.T) {
 		t.Errorf("%+v, %d given", s, h.granted(t))
 	}
 	a.returns()
-	if m.is() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
+	if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
 		t.Errorf("%v", f.states())
 	}
 }
@@ -488,7 +488,7 @@ func TestEvictionMovesNoMoreThanNeeded(t *testing.T) {
 			t.Fatalf("%d and %d", truth.holds(a.pid()), truth.holds(b.pid()))
 		}
 	}
-	if m.is() != ledger.Aside || other.is() != ledger.Running || f.moved(a) || f.moved(b) {
+	if m.place() != ledger.Aside || other.place() != ledger.Running || f.moved(a) || f.moved(b) {
 		t.Errorf("%s", f.steps())
 	}
 }
@@ -512,12 +512,12 @@ func TestMemoryThatStayedIsMovedForAThirdSlice(t *testing.T) {
 	c.kill()
 	d := h.elastic("d", 80*gib, 0)
 	d.works(truth, gib)
-	if h.becomes("a", api.Evicted); m.is() != ledger.Aside || other.is() != ledger.Aside || truth.holds(a.pid()) != 0 || truth.holds(b.pid()) != 0 || h.granted(t) != 80*gib {
+	if h.becomes("a", api.Evicted); m.place() != ledger.Aside || other.place() != ledger.Aside || truth.holds(a.pid()) != 0 || truth.holds(b.pid()) != 0 || h.granted(t) != 80*gib {
 		t.Fatalf("%d given, %d and %d held", h.granted(t), truth.holds(a.pid()), truth.holds(b.pid()))
 	}
 	a.returns()
 	b.returns()
-	if truth.holds(a.pid())+truth.holds(b.pid()) < 44*gib || m.is() != ledger.Running && other.is() != ledger.Running {
+	if truth.holds(a.pid())+truth.holds(b.pid()) < 44*gib || m.place() != ledger.Running && other.place() != ledger.Running {
 		t.Errorf("%d and %d held", truth.holds(a.pid()), truth.holds(b.pid()))
 	}
 }
@@ -538,7 +538,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 	if h.becomes("a", api.Evicted); truth.holds(a.pid()) < 30*gib {
 		t.Fatalf("%d", truth.holds(a.pid()))
 	}
-	if err := h.suspend("a"); err != nil || truth.holds(a.pid()) != 600*mib || h.see("a").State != api.Suspended || m.is() != ledger.Aside {
+	if err := h.suspend("a"); err != nil || truth.holds(a.pid()) != 600*mib || h.see("a").State != api.Suspended || m.place() != ledger.Aside {
 		t.Errorf("%v, %d held, %+v", err, truth.holds(a.pid()), h.see("a"))
 	}
 }

@@ -82,7 +82,7 @@ func (m *selfMover) read() (b [4]uint8) {
 	return *(*[4]uint8)(unsafe.Pointer(&word))
 }
 
-func (m *selfMover) is() ledger.Place { return ledger.Place(m.read()[1]) }
+func (m *selfMover) place() ledger.Place { return ledger.Place(m.read()[1]) }
 
 // says writes where its memory is, and its answer unless that is nil. The enforcer's byte is unchanged.
 func (m *selfMover) says(is ledger.Place, answer *ledger.MoveFailure) {
@@ -104,7 +104,7 @@ func (m *selfMover) step() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.read()
-	want, is, answered := ledger.Place(b[0]&15), ledger.Place(b[1]), b[2]
+	want, place, answered := ledger.Place(b[0]&15), ledger.Place(b[1]), b[2]
 	if b[0] == answered || want == ledger.PlaceUnknown {
 		return
 	}
@@ -117,27 +117,27 @@ func (m *selfMover) step() {
 	}
 	next := goal
 	switch {
-	case is == goal:
+	case place == goal:
 		if !m.mute[want] {
-			if is == ledger.Aside && m.fails[want] == ledger.MoveDone { // less may stay now
+			if place == ledger.Aside && m.fails[want] == ledger.MoveDone { // less may stay now
 				m.goesAside()
 			}
 			why := m.fails[want]
-			m.says(is, &why)
+			m.says(place, &why)
 		}
 		return
-	case is == ledger.Running, is != ledger.Locked && goal == ledger.Running:
+	case place == ledger.Running, place != ledger.Locked && goal == ledger.Running:
 		next = ledger.Locked
 	}
 	if m.mute[next] {
 		return
 	}
 	if why := m.fails[next]; why != ledger.MoveDone {
-		if next == ledger.Locked && is == ledger.Aside {
-			is = ledger.Between
+		if next == ledger.Locked && place == ledger.Aside {
+			place = ledger.Between
 			m.moves(m.away / 2)
 		}
-		m.says(is, &why)
+		m.says(place, &why)
 		return
 	}
 	hooks := m.first[next]
@@ -148,7 +148,7 @@ func (m *selfMover) step() {
 	switch {
 	case next == ledger.Aside:
 		m.goesAside()
-	case next == ledger.Locked && is != ledger.Running:
+	case next == ledger.Locked && place != ledger.Running:
 		m.moves(m.away)
 	}
 	m.did = append(m.did, next)

@@ -131,7 +131,7 @@ func TestQuotaOnAnUnusedDeviceIsGrantedOrRefusedAtOnce(t *testing.T) {
 		if s := h.see(id); s.State != api.Active || len(s.Devices) != 1 || !slices.Equal(s.Quotas, []api.Quota{on(gpu0, 4*gib)}) {
 			t.Errorf("something was changed: %+v", s)
 		}
-		h.given(gpu1, 30*gib, 50*gib)
+		h.wantGranted(gpu1, 30*gib, 50*gib)
 	}
 	for _, row := range []struct {
 		id    string
@@ -159,7 +159,7 @@ func TestQuotaOnAnUnusedDeviceIsGrantedOrRefusedAtOnce(t *testing.T) {
 			!slices.Equal(s.Quotas, []api.Quota{on(gpu0, 4*gib), on(gpu1, 20*gib)}) {
 			t.Fatalf("%+v", s)
 		}
-		h.given(gpu1, 50*gib, 30*gib)
+		h.wantGranted(gpu1, 50*gib, 30*gib)
 	}
 	check(s)
 	events, err := h.Events(context.Background(), "", 0, false)
@@ -186,7 +186,7 @@ func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
 	if s, err := h.set("m", on(gpu1, 5*gib)); err != nil || len(s.Devices) != 2 || s.Devices[1].Limit != 5*gib {
 		t.Errorf("%+v, %v", s, err)
 	}
-	h.given(gpu1, 20*gib, 60*gib)
+	h.wantGranted(gpu1, 20*gib, 60*gib)
 }
 
 func TestTheDriverKnowsOfAnotherDeviceAtOnce(t *testing.T) {

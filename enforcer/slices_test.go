@@ -40,7 +40,7 @@ func TestChargesAreBoundedByTheQuotaAndReleasedAtExit(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	p.kill()
-	h.gone("s")
+	h.wantGone("s")
 	eventually(t, "so is its directory", func() bool {
 		_, err := os.Stat(reply.Dir)
 		return os.IsNotExist(err)
@@ -70,7 +70,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	stranger.expect("status 1", "attach")
 
 	init.kill()
-	h.gone("c")
+	h.wantGone("c")
 }
 
 func TestCountersOnlyGoUp(t *testing.T) {
@@ -112,7 +112,7 @@ func TestASliceSurvivesItsInitWhileItsCgroupIsPopulated(t *testing.T) {
 	other.expect("refused", "charge 0 1")
 	must.Equal(t, h.see("c").Devices[0].Used, gib, "used")
 	other.kill()
-	h.gone("c")
+	h.wantGone("c")
 }
 
 func TestRestartFindsSlicesAndSettlesExitedProcesses(t *testing.T) {

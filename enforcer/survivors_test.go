@@ -52,15 +52,15 @@ func TestProcessesThatSurviveASessionCountUntilTheyExit(t *testing.T) {
 			dead.must("attach")
 			dead.must("charge 0 %d", 2*gib)
 			end(t, h, first, dead)
-			gone := func() bool {
+			released := func() bool {
 				_, err := h.Slice(context.Background(), "s")
 				return errors.Is(err, api.ErrNotFound)
 			}
-			eventually(t, "the session is gone", gone)
+			eventually(t, "the session is gone", released)
 			eventually(t, "what it held counts", func() bool { return h.device(gpu0).Quotas == 3*gib })
 			other.expect("refused", "charge 0 1")
 			h.restart()
-			h.given(gpu0, 3*gib, 77*gib)
+			h.wantGranted(gpu0, 3*gib, 77*gib)
 			p := start(t, "/nonexistent", "")
 			_, err := h.Register(as(p.pid(), 0), api.RegisterRequest{ID: "t", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, 78*gib)}})
 			expect.ErrorContains(t, err, "s has 3GiB")
@@ -110,11 +110,11 @@ func TestMemoryLentByAnExitedProcessCountsForTheSurvivors(t *testing.T) {
 			}
 			first.kill()
 			release()
-			h.gone("s")
+			h.wantGone("s")
 			expect.Equal(t, h.device(gpu0).Quotas, c.want, "count")
 			if !c.silent {
 				h.restart()
-				h.given(gpu0, c.want, 80*gib-c.want)
+				h.wantGranted(gpu0, c.want, 80*gib-c.want)
 			}
 		})
 	}
@@ -134,7 +134,7 @@ func TestSurvivorsOfASessionCountSeparately(t *testing.T) {
 		truth.set(gpu0, p.pid(), held)
 	}
 	must.Get(h.Release(context.Background(), "s", 0, true))(t)
-	h.given(gpu0, 7*gib, 73*gib)
+	h.wantGranted(gpu0, 7*gib, 73*gib)
 	h.restart()
 	if got := h.device(gpu0).Quotas; got < 7*gib { // and memory beyond the lanes may count twice
 		t.Errorf("restarted: %d", got)
@@ -149,9 +149,9 @@ func TestHiddenMemoryOfAReleasedContainerCounts(t *testing.T) {
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "c", PID: p.pid(), Quotas: []api.Quota{on(gpu0, 8*gib)}}))(t)
 	truth.set(gpu0, p.pid(), 5*gib)
 	must.Get(h.Release(context.Background(), "c", 0, true))(t)
-	h.given(gpu0, 5*gib, 75*gib)
+	h.wantGranted(gpu0, 5*gib, 75*gib)
 	h.restart()
-	h.given(gpu0, 5*gib, 75*gib)
+	h.wantGranted(gpu0, 5*gib, 75*gib)
 	p.kill()
 	eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
 }
@@ -353,7 +353,7 @@ func TestJoinedProcessesGetNoMoreMemoryAfterTheSession(t *testing.T) {
 	joined.uses()
 	joined.must("charge 0 %d", gib)
 	first.kill()
-	h.gone("s")
+	h.wantGone("s")
 	joined.expect("refused", "charge 0 1")
 	eventually(t, "its token is gone with it", func() bool {
 		_, err := os.Stat(filepath.Join(reply.Dir, api.TokenName))
@@ -389,7 +389,7 @@ func TestSlicesOfAnEarlierBootAreDropped(t *testing.T) {
 	h.start()
 	expect.ErrorIs(t, must.Err(os.Lstat(another)), os.ErrNotExist)
 	must.Len(t, slicesOf(t, h), 0)
-	h.given(gpu0, 0, 80*gib)
+	h.wantGranted(gpu0, 0, 80*gib)
 	must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")
 	p.kill()
 }

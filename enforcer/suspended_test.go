@@ -111,7 +111,7 @@ func TestASuspendedSliceEndsWhenItsTimeIsOver(t *testing.T) {
 	expect.Equal(t, h.granted(t), 0, "bytes of a slice that expired while it was suspended")
 	c.pass(2 * grace)
 	p.ended()
-	h.gone("a")
+	h.wantGone("a")
 }
 
 func TestSuspendedSessionResumesWithinTheUsersLimit(t *testing.T) {
@@ -183,6 +183,6 @@ func TestASuspendedSliceWhosePageIsOverwrittenEndsWithItsProcesses(t *testing.T)
 	refusedWith(t, err, api.CodeRunning, "end its processes")
 	expect.Equal(t, f.states()[p.pid()], checkpoint.Checkpointed)
 	p.kill()
-	h.gone("a")
+	h.wantGone("a")
 	expect.Equal(t, h.granted(t), 0, "bytes are given")
 }

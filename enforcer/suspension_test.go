@@ -497,7 +497,7 @@ func TestASuspendedSliceThatEndsLeavesNothing(t *testing.T) {
 	a.uses().takes(truth, 40*gib)
 	must.Do(t, h.suspend("a"))
 	a.kill()
-	h.gone("a")
+	h.wantGone("a")
 	b, _ := h.session("b", on(gpu0, 80*gib))
 	b.uses().must("charge 0 %d", 80*gib)
 }

@@ -286,7 +286,7 @@ func TestConstantRequestsForSamplesDelayNoOtherSlice(t *testing.T) {
 	}
 	truth.set(gpu0, other.pid(), 3*gib)
 	must.Get(h.Release(context.Background(), "other", 0, true))(t)
-	h.given(gpu0, (4+3)*gib, (80-4-3)*gib) // by driver truth, not by the quota
+	h.wantGranted(gpu0, (4+3)*gib, (80-4-3)*gib) // by driver truth, not by the quota
 }
 
 // Listing a device's processes costs time for each of them, so containers must not set how often it happens.

@@ -210,7 +210,7 @@ func TestConcurrentRegistrationsOfAnIDAdmitOne(t *testing.T) {
 			})
 		}
 		all.Wait()
-		h.given(gpu0, 0, 80*gib)
+		h.wantGranted(gpu0, 0, 80*gib)
 	}
 }
 

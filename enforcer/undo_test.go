@@ -57,7 +57,7 @@ func TestARegistrationThatFailsLeavesNothing(t *testing.T) {
 			}
 			must.Len(t, must.Get(h.Slices(t.Context()))(t), 0)
 			must.Len(t, must.Get(filepath.Glob(filepath.Join(dirs, "*")))(t), 0, "left")
-			h.given(gpu0, 0, 80*gib)
+			h.wantGranted(gpu0, 0, 80*gib)
 			h.give("s", on(gpu0, 80*gib))
 			must.Len(t, must.Get(filepath.Glob(filepath.Join(dirs, "*", "bind")))(t), 1, "slices are elsewhere")
 		})
@@ -112,8 +112,8 @@ func TestADeviceThatCannotBeStoredIsNotGranted(t *testing.T) {
 	if answer := p.ask("device %s %d", hex1, 80*gib); !strings.HasPrefix(answer, "status ") {
 		t.Fatalf("it is added: %s", answer)
 	}
-	h.given(gpu1, 0, 80*gib)
+	h.wantGranted(gpu1, 0, 80*gib)
 	do.Store(nil)
 	p.must("device %s %d", hex1, 80*gib)
-	h.given(gpu1, 40*gib, 40*gib)
+	h.wantGranted(gpu1, 40*gib, 40*gib)
 }

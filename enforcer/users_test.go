@@ -408,13 +408,13 @@ func TestASliceForAUserEndsWithItsCgroupOrItsTime(t *testing.T) {
 		h.restart()
 	}
 	must.Do(t, os.Remove(group))
-	h.gone("one")
+	h.wantGone("one")
 	must.Do(t, os.Mkdir(group, 0o755))
 	begins(time.Second)
-	h.gone("one")
+	h.wantGone("one")
 	begins(0)
 	must.Get(h.Release(root, "one", 0, true))(t)
-	h.given(gpu0, 0, 80*gib)
+	h.wantGranted(gpu0, 0, 80*gib)
 }
 
 func TestOnlyRootRegistersForAUserWithoutOperatorSettings(t *testing.T) {

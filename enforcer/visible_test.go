@@ -60,7 +60,7 @@ func (h *host) sees(id string, p *proc, names []string, quotas ...api.Quota) (ap
 	return h.Register(context.Background(), api.RegisterRequest{ID: id, Quotas: quotas, Session: true, PID: p.pid(), Visible: names})
 }
 
-func shown(s api.Slice) (uuids []string) {
+func visibleUUIDs(s api.Slice) (uuids []string) {
 	for _, d := range s.Devices {
 		uuids = append(uuids, d.Device)
 	}
@@ -95,7 +95,7 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 			t.Errorf("%q: %v", c.names, err)
 			continue
 		}
-		expect.EqualSlices(t, shown(reply.Slice), c.want, c.names, "counts on")
+		expect.EqualSlices(t, visibleUUIDs(reply.Slice), c.want, c.names, "counts on")
 		for _, d := range must.Get(h.Devices(t.Context()))(t) {
 			expect.Equal(t, d.Quotas == 4*gib, slices.Contains(c.want, d.UUID), c.names, "on", d.UUID, "are quotas of", d.Quotas, "bytes")
 		}
@@ -131,7 +131,7 @@ func TestQuotaAppliesToADeviceFirstSeenLater(t *testing.T) {
 	lead(t, link, reply)
 	check := func(when string, want ...string) {
 		t.Helper()
-		expect.EqualSlices(t, shown(h.see("s")), want, when, "counts on")
+		expect.EqualSlices(t, visibleUUIDs(h.see("s")), want, when, "counts on")
 	}
 	p.must("attach")
 	check("at first", gpu0)
@@ -149,7 +149,7 @@ func TestVisibleDevicesSurviveARestart(t *testing.T) {
 	p := start(t, t.TempDir(), "") // it never attaches, so the restarted enforcer makes a new ledger
 	must.Get(h.sees("s", p, []string{"1"}, on(api.AllDevices, 4*gib)))(t)
 	h.restart()
-	expect.EqualSlices(t, shown(h.see("s")), []string{gpu1}, "after a restart it counts on")
+	expect.EqualSlices(t, visibleUUIDs(h.see("s")), []string{gpu1}, "after a restart it counts on")
 }
 
 // The store has requests as JSON, and an older hook may ask a newer enforcer.
@@ -165,7 +165,7 @@ func TestRequestWithoutVisibleSeesAllDevices(t *testing.T) {
 	r.PID = start(t, t.TempDir(), "").pid()
 	reply, err := h.Register(t.Context(), r)
 	if err != nil || len(reply.Slice.Devices) != 4 {
-		t.Errorf("it counts on %q, %v", shown(reply.Slice), err)
+		t.Errorf("it counts on %q, %v", visibleUUIDs(reply.Slice), err)
 	}
 }
 

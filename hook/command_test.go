@@ -100,8 +100,8 @@ func TestSliceOfAnotherHookOfTheContainerIsUsed(t *testing.T) {
 		{api.Slice{PID: 8, Pools: api.PoolNames{"a", "b"}}, false}, // of an earlier container with the same id
 	} {
 		h := &Hook{Enforcer: &fake{slice: c.slice}}
-		if is := h.alreadyRegistered(t.Context(), state, api.PoolNames{"a", "b"}); is != c.is {
-			t.Errorf("%+v: %t", c.slice, is)
+		if got := h.alreadyRegistered(t.Context(), state, api.PoolNames{"a", "b"}); got != c.is {
+			t.Errorf("%+v: %t", c.slice, got)
 		}
 	}
 }

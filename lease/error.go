@@ -54,8 +54,8 @@ func failure(f *leasepb.Failure) error {
 	}
 }
 
-// called returns the [*Error] in the status of a call, or err if there is none.
-func called(err error) error {
+// fromStatus returns the [*Error] in the status of a call, or err if there is none.
+func fromStatus(err error) error {
 	for _, detail := range status.Convert(err).Details() {
 		if f, ok := detail.(*leasepb.Failure); ok {
 			return failure(f)

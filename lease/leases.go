@@ -224,7 +224,7 @@ func ask[T any](s Service, call func(leasepb.LeasesClient) (T, error)) (T, error
 		killpoint.Pass("client.answered")
 		return reply, nil
 	}
-	if err = called(err); status.Code(err) == codes.Unavailable {
+	if err = fromStatus(err); status.Code(err) == codes.Unavailable {
 		return none, fmt.Errorf("%w on %s (%s): %s", ErrUnreachable, strings.TrimPrefix(cmp.Or(s.Address, target), "unix:"), unreached(err), hint)
 	}
 	return none, err

@@ -49,8 +49,8 @@ func (s *Session) handleDisconnect(err error) {
 	s.mutex.Lock()
 	followed := s.followed
 	s.mutex.Unlock()
-	if !followed || isFinal(called(err)) {
-		s.fail(s.called(err))
+	if !followed || isFinal(fromStatus(err)) {
+		s.fail(s.wrapError(err))
 		return
 	}
 	killpoint.Pass("client.lost")
@@ -103,8 +103,8 @@ func (s *Session) reconnect() {
 		switch {
 		case err == nil:
 			return
-		case isFinal(called(err)), s.isGone(), s.directory == "" && time.Since(begin) > remoteTimeout:
-			s.fail(s.called(err))
+		case isFinal(fromStatus(err)), s.isGone(), s.directory == "" && time.Since(begin) > remoteTimeout:
+			s.fail(s.wrapError(err))
 			return
 		}
 		select {
@@ -119,7 +119,7 @@ func (s *Session) enter(ctx context.Context) error {
 	begin := time.Now()
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		err := s.connect(ctx)
-		if err == nil || s.directory == "" || isFinal(called(err)) || s.isGone() || ctx.Err() != nil || time.Since(begin) > openTimeout {
+		if err == nil || s.directory == "" || isFinal(fromStatus(err)) || s.isGone() || ctx.Err() != nil || time.Since(begin) > openTimeout {
 			return err
 		}
 		s.connection.ResetConnectBackoff()

@@ -131,7 +131,7 @@ func (s *Session) open(ctx context.Context, target string, of credentials.Transp
 	}
 	s.client = leasepb.NewSessionClient(s.connection)
 	if err := s.enter(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("open a GPU session: %w", s.called(err)), s.connection.Close())
+		return nil, errors.Join(fmt.Errorf("open a GPU session: %w", s.wrapError(err)), s.connection.Close())
 	}
 	s.ended.Go(s.sendAll)
 	return s, nil
@@ -165,11 +165,11 @@ func (s *Session) connect(ctx context.Context) error {
 	return err
 }
 
-// called returns the error of a call. A broker on this host that does not answer has ended, and so has the session unless
+// wrapError returns the error of a call. A broker on this host that does not answer has ended, and so has the session unless
 // another broker follows.
-func (s *Session) called(err error) error {
+func (s *Session) wrapError(err error) error {
 	if s.directory == "" || status.Code(err) != codes.Unavailable {
-		return called(err)
+		return fromStatus(err)
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -408,7 +408,7 @@ type Stats = leasepb.StatsReply
 func (s *Session) Stats(ctx context.Context) (*Stats, error) {
 	stats, err := s.client.Stats(s.authorized(ctx), &leasepb.StatsRequest{})
 	if err != nil {
-		return nil, s.called(err)
+		return nil, s.wrapError(err)
 	}
 	return stats, nil
 }

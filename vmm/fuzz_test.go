@@ -15,8 +15,8 @@ type model struct {
 }
 
 func (m *model) pages() (n int) {
-	for _, is := range m.mapped {
-		if is {
+	for _, r := range m.mapped {
+		if r {
 			n++
 		}
 	}
@@ -34,10 +34,10 @@ func (m *model) change(offset, size uint64, to bool) error {
 		return ErrOutOfBounds
 	}
 	part := m.mapped[offset/page : offset/page+size/page]
-	for _, is := range part {
-		if is == to && to {
+	for _, r := range part {
+		if r == to && to {
 			return ErrMapped
-		} else if is == to {
+		} else if r == to {
 			return ErrNotMapped
 		}
 	}

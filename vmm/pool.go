@@ -323,18 +323,18 @@ func (p *Pool) forget(first, n int) {
 func (p *Pool) leavePages(first, n int) error {
 	s := p.store
 	room := s.room(s.mapped - n)
-	if over := n - room; over > 0 {
-		if err := s.device.Unmap(p.part(first, over)); err != nil {
+	if excess := n - room; excess > 0 {
+		if err := s.device.Unmap(p.part(first, excess)); err != nil {
 			return err
 		}
-		handles := p.handles[first : first+over]
-		p.forget(first, over)
+		handles := p.handles[first : first+excess]
+		p.forget(first, excess)
 		err := s.release(handles)
 		clear(handles)
 		if err != nil {
 			return err
 		}
-		first, n = first+over, room
+		first, n = first+excess, room
 	}
 	p.forget(first, n)
 	for at := first; at < first+n; at++ {

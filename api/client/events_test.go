@@ -56,10 +56,10 @@ func TestFollowingEndsWithTheContextOrTheEnforcer(t *testing.T) {
 }
 
 func TestEventErrorsAreDistinguishable(t *testing.T) {
-	none := func(api.Event) error { return errors.New("there was one") }
+	failEach := func(api.Event) error { return errors.New("there was one") }
 	refused := enforcer(t, &service{log: event.NewLog(1), err: api.Errorf(api.CodeBusy, "too many")})
-	expect.ErrorSays(t, refused.Events(context.Background(), "", 0, true, none), &api.Error{Code: api.CodeBusy}, "too many")
-	expect.ErrorIs(t, New(socketPath(t)).Events(context.Background(), "", 0, false, none), api.ErrUnreachable)
+	expect.ErrorSays(t, refused.Events(context.Background(), "", 0, true, failEach), &api.Error{Code: api.CodeBusy}, "too many")
+	expect.ErrorIs(t, New(socketPath(t)).Events(context.Background(), "", 0, false, failEach), api.ErrUnreachable)
 	for name, answer := range map[string]string{
 		"nothing":           "",
 		"not HTTP":          "SSH-2.0-OpenSSH\r\n\r\n",
@@ -74,7 +74,7 @@ func TestEventErrorsAreDistinguishable(t *testing.T) {
 			_, _ = conn.Read(make([]byte, 4096))
 			_, _ = io.WriteString(conn, answer)
 		})
-		if err := c.Events(context.Background(), "", 0, false, none); err == nil || err.Error() == "there was one" {
+		if err := c.Events(context.Background(), "", 0, false, failEach); err == nil || err.Error() == "there was one" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -187,21 +187,21 @@ func TestAnUnchangedAnswerIsNotDecodedAgain(t *testing.T) {
 	s := newCrowd(100)
 	was := body(s.slices)
 	s.slices[50].Devices[0].Used = 12345
-	is := body(s.slices)
+	changed := body(s.slices)
 	var version uint64
 	var l list[api.Slice]
 	must.Do(t, l.take(was, &version))
 	all := testing.AllocsPerRun(20, func() { _ = new(list[api.Slice]).take(was, &version) })
-	none := testing.AllocsPerRun(20, func() { _ = l.take(was, &version) })
+	unchanged := testing.AllocsPerRun(20, func() { _ = l.take(was, &version) })
 	now := was
 	one := testing.AllocsPerRun(20, func() {
-		if now = is; version%2 == 0 {
+		if now = changed; version%2 == 0 {
 			now = was
 		}
 		_ = l.take(now, &version)
 	})
-	if none > 0 || one > all/10 {
-		t.Errorf("%v allocations for 100 slices, %v if one of them has changed, %v if none has", all, one, none)
+	if unchanged > 0 || one > all/10 {
+		t.Errorf("%v allocations for 100 slices, %v if one of them has changed, %v if none has", all, one, unchanged)
 	}
 }
 

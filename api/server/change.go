@@ -48,8 +48,8 @@ func renew(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 	return s.Renew(r.Context(), id, request)
 }
 
-// moved answers when the move to or from host memory is complete, without a timeout.
-func moved(move func(Service, context.Context, string) (api.Slice, error)) handleFunc {
+// handleMove answers when the move to or from host memory is complete, without a timeout.
+func handleMove(move func(Service, context.Context, string) (api.Slice, error)) handleFunc {
 	return func(s Service, w http.ResponseWriter, r *http.Request) (any, error) {
 		id, err := sliceID(r)
 		if err != nil {

@@ -39,9 +39,9 @@ func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
 	} {
 		f.moved = nil
 		w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
-		none := []time.Time{{}}
+		noDeadlines := []time.Time{{}}
 		f.moving = func() {
-			if !slices.Equal(w.read, none) || !slices.Equal(w.write, none) {
+			if !slices.Equal(w.read, noDeadlines) || !slices.Equal(w.write, noDeadlines) {
 				t.Errorf("%s: during the move its deadlines are %v and %v", row.path, w.read, w.write)
 			}
 		}

@@ -66,8 +66,8 @@ var routes = []route{
 	{"PATCH", "/v1/slices/{id}", http.StatusOK, nil, change},
 	{"DELETE", "/v1/slices/{id}", http.StatusOK, []string{"generation", "force"}, release},
 	{"POST", "/v1/slices/{id}/renew", http.StatusOK, nil, renew},
-	{"POST", "/v1/slices/{id}/suspend", http.StatusOK, nil, moved(Service.Suspend)},
-	{"POST", "/v1/slices/{id}/resume", http.StatusOK, nil, moved(Service.Resume)},
+	{"POST", "/v1/slices/{id}/suspend", http.StatusOK, nil, handleMove(Service.Suspend)},
+	{"POST", "/v1/slices/{id}/resume", http.StatusOK, nil, handleMove(Service.Resume)},
 	{"POST", "/v1/slices/{id}/join", http.StatusOK, nil, join},
 	{"GET", "/v1/pools", http.StatusOK, nil, pools},
 	{"GET", "/v1/pools/{name}", http.StatusOK, nil, pool},
@@ -232,11 +232,11 @@ func boolean(r *http.Request, name string) (bool, error) {
 	if !query.Has(name) {
 		return false, nil
 	}
-	is, err := strconv.ParseBool(query.Get(name))
+	value, err := strconv.ParseBool(query.Get(name))
 	if err != nil {
 		return false, api.Errorf(api.CodeBadRequest, "%s %.40q is not known: true and false are accepted", name, query.Get(name))
 	}
-	return is, nil
+	return value, nil
 }
 
 func sliceID(r *http.Request) (string, error) {

@@ -122,9 +122,9 @@ func firstName(path string) string {
 
 // MadeAs reports whether name is a temporary name of the socket at path.
 func MadeAs(name, path string) bool {
-	number, is := strings.CutPrefix(name, firstName(path))
+	number, ok := strings.CutPrefix(name, firstName(path))
 	_, err := strconv.ParseUint(number, 10, 32)
-	return is && err == nil
+	return ok && err == nil
 }
 
 // RemoveStale removes the socket at path if no program listens on it. It removes no other file.

@@ -83,8 +83,8 @@ func messagesOf(t *testing.T, path string) (texts []string) {
 		t.Fatal(err)
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
-		e, is := n.(ast.Expr)
-		if !is {
+		e, ok := n.(ast.Expr)
+		if !ok {
 			return true
 		}
 		text, has := literal(e)

@@ -168,7 +168,7 @@ An expired slice is not renewed.
 }
 
 func changeSlice(c *cli.Context, id string, change func(context.Context, *client.Client, string) (api.Slice, error)) error {
-	slice, err := named(c, id, show.Names, change)
+	slice, err := doByName(c, id, show.Names, change)
 	if err != nil {
 		return err
 	}

@@ -74,7 +74,7 @@ func TestDoctorReadsTheGivenConfiguration(t *testing.T) {
 
 func TestTheDoctorKnowsWhichEnginesHaveTheRuntime(t *testing.T) {
 	root := imageWith(t, `{"debug": true}`)
-	is := func(registered, byDefault bool) {
+	expectRuntime := func(registered, byDefault bool) {
 		t.Helper()
 		found := enginesHere(root)
 		i := slices.IndexFunc(found, func(e doctor.Engine) bool { return e.Name == "docker" })
@@ -82,11 +82,11 @@ func TestTheDoctorKnowsWhichEnginesHaveTheRuntime(t *testing.T) {
 			t.Errorf("%+v", found)
 		}
 	}
-	is(false, false)
+	expectRuntime(false, false)
 	for _, step := range [][]string{{"install", "docker"}, {"install", "docker", "--set-as-default"}} {
 		if _, said, code := cliRun(append(step, "--root", root)...); code != 0 {
 			t.Fatal(said)
 		}
-		is(true, len(step) == 3)
+		expectRuntime(true, len(step) == 3)
 	}
 }

@@ -71,7 +71,7 @@ started; then each new one replaces the oldest of the container, user or operato
 			p := printer{c: c, id: id, from: from, last: after}
 			filters := c.StringSlice("filter")
 			for i, filter := range filters {
-				if name, is := strings.CutPrefix(filter, "device="); is {
+				if name, ok := strings.CutPrefix(filter, "device="); ok {
 					if name, err = deviceNamed(c, name); err != nil {
 						return asMisuse(err)
 					}

@@ -99,7 +99,7 @@ NAMESPACE/POD/NAME), or a pod, namespace, image or claim that one slice alone ha
 }
 
 func inspect(c *cli.Context, id string) error {
-	slice, err := named(c, id, show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+	slice, err := doByName(c, id, show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 		return enforcer.Slice(ctx, id)
 	})
 	if errors.Is(err, api.ErrNotFound) {
@@ -129,8 +129,8 @@ func findReleased(c *cli.Context, id string) (api.Slice, bool) {
 	return released[i], true
 }
 
-// named calls do with id, or with the id of the slice that it names by means (show.Names or show.Means).
-func named(c *cli.Context, id string, means func(string, show.Named) show.Meaning, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
+// doByName calls do with id, or with the id of the slice that it names by means (show.Names or show.Means).
+func doByName(c *cli.Context, id string, means func(string, show.Named) show.Meaning, do func(context.Context, *client.Client, string) (api.Slice, error)) (api.Slice, error) {
 	enforcer := connect(c)
 	var none error
 	if api.CheckID(id) == nil { // else it can be a name, or an id as tables show it

@@ -40,7 +40,7 @@ processes.
 }
 
 func release(c *cli.Context, id string) error {
-	slice, err := named(c, id, show.Means, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+	slice, err := doByName(c, id, show.Means, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 		return enforcer.Release(ctx, id, 0, c.Bool("force"))
 	})
 	if errors.Is(err, api.ErrNotFound) {

@@ -51,7 +51,7 @@ func moveCommand(name string, move func(*client.Client, context.Context, string)
 		Action: func(c *cli.Context) error {
 			var moved []api.Slice
 			err := forEachArgument(c, name+" takes IDs: `gpuslice ps` lists them", func(id string) error {
-				slice, err := named(c, id, show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
+				slice, err := doByName(c, id, show.Names, func(ctx context.Context, enforcer *client.Client, id string) (api.Slice, error) {
 					return move(enforcer, ctx, id)
 				})
 				if err == nil {

@@ -75,11 +75,11 @@ func snapshot(ctx context.Context, enforcer *client.Watcher, host *sensors, open
 		return top.Snapshot{}, err
 	}
 	devices, read := host.read()
-	shown := top.Snapshot{Devices: s.Devices, Sensors: read, Slices: s.Slices, Details: s.Details, Version: s.Version}
+	snapshot := top.Snapshot{Devices: s.Devices, Sensors: read, Slices: s.Slices, Details: s.Details, Version: s.Version}
 	if s.Devices == nil {
-		shown.Devices, shown.Partial, shown.Version = devices, true, 0
+		snapshot.Devices, snapshot.Partial, snapshot.Version = devices, true, 0
 	}
-	return shown, nil
+	return snapshot, nil
 }
 
 func printOnce(c *cli.Context, ask top.Ask) error {

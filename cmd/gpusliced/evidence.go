@@ -43,7 +43,7 @@ type checks struct {
 	record *audit.Writer
 }
 
-func (c *checks) made(socket string) error {
+func (c *checks) checkSocket(socket string) error {
 	c.socket = socket
 	if err := syscall.Stat(socket, &c.stat); err != nil {
 		return fmt.Errorf("stat %s: %w", socket, err)

@@ -214,7 +214,7 @@ func TestRemovedOrForeignSocketIsNotReady(t *testing.T) {
 		says string // "": no error
 	}{
 		{func() error { return nil }, "not there yet"},
-		{func() error { return c.made(socket) }, ""},
+		{func() error { return c.checkSocket(socket) }, ""},
 		{func() error { return os.Rename(other, socket) }, "belongs to another process"},
 		{func() error { return os.Remove(socket) }, "is gone"},
 	} {

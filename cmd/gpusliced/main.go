@@ -232,7 +232,7 @@ func serve(ctx context.Context, whole config.Config, options enforcer.Options, r
 		control.AuditWith(record.Put)
 		count.Audit(record.Counts)
 	}
-	if err := evidence.made(c.Socket); err != nil {
+	if err := evidence.checkSocket(c.Socket); err != nil {
 		return errors.Join(err, listener.Close(), e.Close())
 	}
 

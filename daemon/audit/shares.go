@@ -65,20 +65,20 @@ func (s *shares) lists(e Entry, bytes int) bool {
 	if e.Share == ShareStranger {
 		limit = min(strangerBytes, strangersBytes-s.strangerSum)
 	}
-	its := s.of[who]
-	if its == nil {
+	held := s.of[who]
+	if held == nil {
 		if bytes > limit || len(s.of) >= maxAskers {
 			s.others[who.result]++
 			return false
 		}
-		its = &share{}
-		s.of[who] = its
+		held = &share{}
+		s.of[who] = held
 	}
-	if its.bytes+bytes > limit {
-		its.left++
+	if held.bytes+bytes > limit {
+		held.left++
 		return false
 	}
-	its.bytes += bytes
+	held.bytes += bytes
 	if e.Share == ShareStranger {
 		s.strangerSum += bytes
 	}
@@ -87,21 +87,21 @@ func (s *shares) lists(e Entry, bytes int) bool {
 
 func (s *shares) listsEvent(e Entry, bytes int) bool {
 	who := asker{source: e.source, result: resultOf(e)}
-	its := s.events[who]
-	if its == nil {
-		its = &share{}
-		s.events[who] = its
+	held := s.events[who]
+	if held == nil {
+		held = &share{}
+		s.events[who] = held
 	}
-	if its.bytes+bytes <= limitOf(who.result) {
-		its.bytes += bytes
+	if held.bytes+bytes <= limitOf(who.result) {
+		held.bytes += bytes
 		return true
 	}
-	if its.left == 0 {
-		its.slice = e.Slice
-	} else if its.slice != e.Slice {
-		its.slice = ""
+	if held.left == 0 {
+		held.slice = e.Slice
+	} else if held.slice != e.Slice {
+		held.slice = ""
 	}
-	its.left += max(1, e.Count)
+	held.left += max(1, e.Count)
 	return false
 }
 
@@ -128,18 +128,18 @@ func (s *shares) hasEnded(now time.Time) bool {
 // end begins another minute, and returns the entries for the omitted ones of the last.
 func (s *shares) end(now time.Time) []Entry {
 	var entries []Entry
-	for who, its := range s.of {
-		if its.left > 0 {
-			entries = append(entries, leftOut(now, &who.uid, who.result, its.left))
+	for who, held := range s.of {
+		if held.left > 0 {
+			entries = append(entries, leftOut(now, &who.uid, who.result, held.left))
 		}
 	}
 	for result, count := range s.others {
 		entries = append(entries, leftOut(now, nil, result, count))
 	}
-	for who, its := range s.events {
-		if its.left > 0 {
+	for who, held := range s.events {
+		if held.left > 0 {
 			entries = append(entries, Entry{
-				Event:  api.Event{Kind: KindEvents, Time: now, Slice: its.slice, Count: its.left, Cause: who.source},
+				Event:  api.Event{Kind: KindEvents, Time: now, Slice: held.slice, Count: held.left, Cause: who.source},
 				Result: who.result, Message: notListed, Share: ShareSource,
 			})
 		}

@@ -65,8 +65,8 @@ func TestTheShippedFileIsTheDefaults(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(api.DefaultConfig); errors.Is(err, os.ErrNotExist) {
-		if none, err := Load(api.DefaultConfig); err != nil || !reflect.DeepEqual(none, Default()) {
-			t.Errorf("no file: %+v, %v", none, err)
+		if got, err := Load(api.DefaultConfig); err != nil || !reflect.DeepEqual(got, Default()) {
+			t.Errorf("no file: %+v, %v", got, err)
 		}
 	}
 }

@@ -69,12 +69,12 @@ func (f *faults) add(key, format string, args ...any) {
 // unless adds a fault of a key's value if ok is false.
 func (f *faults) unless(ok bool, key string, value any, accepted string, args ...any) {
 	if !ok {
-		f.add(key, "%s%s: %s", key, shown(value), fmt.Sprintf(accepted, args...))
+		f.add(key, "%s%s: %s", key, display(value), fmt.Sprintf(accepted, args...))
 	}
 }
 
-// shown returns " = VALUE" as the file has it, or "" for a table.
-func shown(value any) string {
+// display returns " = VALUE" as the file has it, or "" for a table.
+func display(value any) string {
 	kind := reflect.ValueOf(value).Kind()
 	if _, ok := value.(fmt.Stringer); ok || kind == reflect.String {
 		return fmt.Sprintf(" = %.120q", value)

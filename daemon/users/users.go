@@ -108,11 +108,11 @@ func (u *Users) own(ctx context.Context, id string) error {
 	if api.TokenOf(ctx) != "" {
 		return u.enforcer.Authenticate(ctx, id)
 	}
-	none := api.Errorf(api.CodeNotFound, "you have no session %.255s", id)
+	notFound := api.Errorf(api.CodeNotFound, "you have no session %.255s", id)
 	if known {
-		return errors.Join(none, api.ErrForbidden)
+		return errors.Join(notFound, api.ErrForbidden)
 	}
-	return none
+	return notFound
 }
 
 func (u *Users) Info(ctx context.Context) (api.Info, error) { return u.enforcer.Info(ctx) }

@@ -114,21 +114,21 @@ type Granted struct {
 func (b *Book) Granted(uuid string) Granted {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	shown := Granted{Bytes: b.accounts.On(uuid).Granted}
+	granted := Granted{Bytes: b.accounts.On(uuid).Granted}
 	b.accounts.Holders(uuid, func(h *Holder, has, promised uint64) {
 		if has > 0 {
-			shown.Holders++
+			granted.Holders++
 		}
 		if promised == 0 {
-			note(&shown.Pools, h, has)
+			note(&granted.Pools, h, has)
 		}
 	})
 	if d, known := b.devices[uuid]; known {
 		capacity := b.config.Limits.Capacity(d.Total)
-		free := capacity - min(capacity, shown.Bytes)
-		shown.Reserve, shown.Free = min(b.config.Limits.Reserve, d.Total), &free
+		free := capacity - min(capacity, granted.Bytes)
+		granted.Reserve, granted.Free = min(b.config.Limits.Reserve, d.Total), &free
 	}
-	return shown
+	return granted
 }
 
 // Left returns the number of a user's sessions, and by device the user's limit, what is granted and what is left; no devices without NVML. limit is nil if

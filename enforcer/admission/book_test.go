@@ -144,7 +144,7 @@ func (b *book) give(t *testing.T, h *Holder, uuid string, bytes uint64) {
 // has has a holder have these limits, whatever others have.
 func (b *book) has(h *Holder, limits core.Bytes) { b.Enter(h, record(h, limits)) }
 
-func (b *book) given(t *testing.T, uuid string, bytes, free uint64, holders int) {
+func (b *book) wantGranted(t *testing.T, uuid string, bytes, free uint64, holders int) {
 	t.Helper()
 	if g := b.Granted(uuid); g.Bytes != bytes || g.Free == nil || *g.Free != free || g.Holders != holders {
 		t.Errorf("%s: %+v, want %d granted to %d and %d free", uuid, g, bytes, holders, free)
@@ -214,7 +214,7 @@ func TestAllDevicesAreGrantedOrNone(t *testing.T) {
 	h := &Holder{Name: "b"}
 	err := b.ask(h, core.Bytes{gpu0: 2 * gib, gpu1: 2 * gib}, nil)
 	refused(t, err, "device 1 (GPU-1)")
-	b.given(t, gpu0, 0, 80*gib, 0)
+	b.wantGranted(t, gpu0, 0, 80*gib, 0)
 	must.Len(t, b.Has(h, false), 0, "it")
 }
 
@@ -224,20 +224,20 @@ func TestGrantCountsUntilReleased(t *testing.T) {
 	b.give(t, h, gpu0, 40*gib)
 	b.fails = errors.New("no space left")
 	expect.ErrorIs(t, b.ask(h, core.Bytes{gpu0: 50 * gib}, nil), b.fails)
-	b.given(t, gpu0, 40*gib, 40*gib, 1)
+	b.wantGranted(t, gpu0, 40*gib, 40*gib, 1)
 	b.fails = nil
 	must.Do(t, b.ask(h, core.Bytes{gpu0: 10 * gib, gpu1: gib}, nil))
-	b.given(t, gpu0, 40*gib, 40*gib, 1) // all of it may be in use
+	b.wantGranted(t, gpu0, 40*gib, 40*gib, 1) // all of it may be in use
 	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 30 * gib, gpu1: 5 * gib}), "30 GiB in use are not beyond 10")
-	b.given(t, gpu0, 30*gib, 50*gib, 1)
-	b.given(t, gpu1, gib, 79*gib, 1) // what it never had does not count
+	b.wantGranted(t, gpu0, 30*gib, 50*gib, 1)
+	b.wantGranted(t, gpu1, gib, 79*gib, 1) // what it never had does not count
 	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 20 * gib}), "20 GiB in use are not beyond 10")
 	expect.True(t, b.Lower(h, nil, core.Bytes{gpu0: 25 * gib}), "what counts grew")
-	b.given(t, gpu0, 20*gib, 60*gib, 1)
+	b.wantGranted(t, gpu0, 20*gib, 60*gib, 1)
 	expect.True(t, !b.Lower(h, nil, core.Bytes{gpu0: 9 * gib}), "9 GiB in use are beyond 10")
-	b.given(t, gpu0, 10*gib, 70*gib, 1)
+	b.wantGranted(t, gpu0, 10*gib, 70*gib, 1)
 	must.Do(t, b.end(h))
-	b.given(t, gpu1, 0, 80*gib, 0)
+	b.wantGranted(t, gpu1, 0, 80*gib, 0)
 }
 
 // A refusal on the last device takes nothing on those before it.
@@ -257,7 +257,7 @@ func TestRefusalChangesNoSums(t *testing.T) {
 	if d := b.Promised(gpu0); d.Promised != 0 || d.Free != 80*gib {
 		t.Errorf("%+v", d)
 	}
-	b.given(t, gpu0, 0, 80*gib, 0)
+	b.wantGranted(t, gpu0, 0, 80*gib, 0)
 	expect.NoError(t, b.ask(h, core.Bytes{gpu0: 2 * gib}, limit))
 }
 
@@ -326,7 +326,7 @@ func TestAUsersSessionsAreBoundedTogether(t *testing.T) {
 		all.Go(func() { _ = begin(session("c"), 4*gib) })
 	}
 	all.Wait()
-	b.given(t, gpu0, 11*gib, 69*gib, 3)
+	b.wantGranted(t, gpu0, 11*gib, 69*gib, 3)
 	must.Do(t, begin(session("d"), 0))
 	refused(t, begin(session("e"), 0), "uid 5001 has 3 sessions, and may have 3")
 	must.Do(t, b.release(a)) // with a process still alive
@@ -418,7 +418,7 @@ func TestOvercommitAfterARestartStaysAndIsReported(t *testing.T) {
 		all[1].Tenant == nil || *all[1].Tenant != "physics" || all[1].Granted != 60*gib || all[1].Limit != gib {
 		t.Errorf("%+v", all)
 	}
-	b.given(t, gpu0, 140*gib, 0, 2)
+	b.wantGranted(t, gpu0, 140*gib, 0, 2)
 }
 
 // Promised bytes stay promised until their holder is dropped, also those that a former enforcer promised.

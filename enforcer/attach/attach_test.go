@@ -288,21 +288,21 @@ func FuzzAttach(f *testing.F) {
 
 // A member is cached until it exits.
 func TestExitedMemberIsLookedUpAgain(t *testing.T) {
-	asked, is := 0, true
-	s, _ := serveMembers(t, func(*process.Handle) bool { asked++; return is }, echo)
+	lookups, isMember := 0, true
+	s, _ := serveMembers(t, func(*process.Handle) bool { lookups++; return isMember }, echo)
 	cmd := exec.Command("sleep", "1000")
 	must.Start(t, cmd)
 	p := must.Get(process.Open(cmd.Process.Pid))(t)
 	defer p.Close()
 	s.members[p.Identity] = time.Now().Add(time.Hour)
-	if !s.ask(p) || asked != 0 {
-		t.Fatalf("checked a member %d times", asked)
+	if !s.ask(p) || lookups != 0 {
+		t.Fatalf("checked a member %d times", lookups)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	is = false
-	if s.ask(p) || asked != 1 {
-		t.Errorf("an exited process is a member after %d checks", asked)
+	isMember = false
+	if s.ask(p) || lookups != 1 {
+		t.Errorf("an exited process is a member after %d checks", lookups)
 	}
 	if _, kept := s.members[p.Identity]; kept {
 		t.Error("an exited process is cached as a member")

@@ -124,11 +124,11 @@ func (r *Record) page() Bytes {
 	if r.Trust != Frozen {
 		return r.Limits
 	}
-	none := make(Bytes)
+	zero := make(Bytes)
 	for uuid := range r.Limits {
-		none[uuid] = 0
+		zero[uuid] = 0
 	}
-	return none
+	return zero
 }
 
 // moving reports whether the record says that memory is being moved.

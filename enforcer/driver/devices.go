@@ -175,11 +175,11 @@ func (n *NVML) Used(uuid string) (uint64, error) {
 
 // handle returns the handle of a device. It lists the devices again if the UUID is unknown.
 func (n *NVML) handle(uuid string) (nvml.Device, error) {
-	if h := n.known(uuid); h != nil {
+	if h := n.handleOf(uuid); h != nil {
 		return h, nil
 	}
 	_, err := n.Devices()
-	if h := n.known(uuid); h != nil {
+	if h := n.handleOf(uuid); h != nil {
 		return h, nil
 	}
 	if err != nil {
@@ -188,7 +188,7 @@ func (n *NVML) handle(uuid string) (nvml.Device, error) {
 	return nil, fmt.Errorf("device %s: %w", uuid, ErrNoDevice)
 }
 
-func (n *NVML) known(uuid string) nvml.Device {
+func (n *NVML) handleOf(uuid string) nvml.Device {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.handles[uuid]

@@ -62,8 +62,8 @@ func TestEachErrorOfALimitHasAMeaning(t *testing.T) {
 	} {
 		d.ret = ret
 		expect.ErrorIs(t, n.Limit("/c", uuid0, 1), want, ret)
-		gone := ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_OPERATING_SYSTEM
-		if err := n.Unlimit("/c", uuid0); gone != (err == nil) {
+		noLimit := ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_OPERATING_SYSTEM
+		if err := n.Unlimit("/c", uuid0); noLimit != (err == nil) {
 			t.Errorf("%v: taken away: %v", ret, err)
 		}
 	}

@@ -327,13 +327,13 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		needs.Root(t)
 		other := l.Identity()
 		other.Inode++
-		all, err := Find(cmd.Process.Pid, wanted(l.Identity(), other), func(Identity) bool { return true })
+		all, err := Find(cmd.Process.Pid, wantedIDs(l.Identity(), other), func(Identity) bool { return true })
 		if err != nil || len(all) != 1 || all[0].Identity != l.Identity() || all[0].Err != nil {
 			t.Fatalf("%v, %v", all, err)
 		}
 		defer all[0].Ledger.Close()
 		must.Equal(t, all[0].Ledger.Held(0, 1), 700, "the lane holds")
-		must.Len(t, must.Get(Find(cmd.Process.Pid, wanted(other), func(Identity) bool { return true }))(t), 0, "another ledger")
+		must.Len(t, must.Get(Find(cmd.Process.Pid, wantedIDs(other), func(Identity) bool { return true }))(t), 0, "another ledger")
 	})
 	t.Run("also when its first thread has ended", func(t *testing.T) {
 		needs.Root(t)
@@ -341,7 +341,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 		await.That(t, "it has ended", func() bool {
 			return bytes.Contains(must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid)))(t), []byte(") Z "))
 		})
-		all, err := Find(cmd.Process.Pid, wanted(l.Identity()), func(Identity) bool { return true })
+		all, err := Find(cmd.Process.Pid, wantedIDs(l.Identity()), func(Identity) bool { return true })
 		if err != nil || len(all) != 1 || all[0].Err != nil {
 			t.Fatalf("%v, %v", all, err)
 		}
@@ -352,7 +352,7 @@ func TestGoAndCAgreeThroughSharedMemory(t *testing.T) {
 	})
 }
 
-func wanted(ids ...Identity) Wanted {
+func wantedIDs(ids ...Identity) Wanted {
 	w := make(Wanted)
 	for _, id := range ids {
 		w.Add(id)
@@ -369,11 +369,11 @@ func TestALedgerThatIsMappedOftenIsFoundOnce(t *testing.T) {
 	}
 	one, two, none := l.Identity(), other.Identity(), Identity{Dev: l.Identity().Dev, Inode: 1 << 60}
 	no := func(Identity) bool { return false }
-	all, err := Find(os.Getpid(), wanted(one, two, none), no)
+	all, err := Find(os.Getpid(), wantedIDs(one, two, none), no)
 	if err != nil || len(all) != 2 || !slices.Contains(all, Found{Identity: one}) || !slices.Contains(all, Found{Identity: two}) {
 		t.Fatalf("%v, %v: want %v and %v", all, err, one, two)
 	}
-	if all, err := Find(2, wanted(one), no); len(all) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a kernel thread
+	if all, err := Find(2, wantedIDs(one), no); len(all) != 0 || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) { // a kernel thread
 		t.Fatalf("%v, %v", all, err)
 	}
 }

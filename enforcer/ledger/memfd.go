@@ -226,8 +226,8 @@ func mappingsOf(tid int, wanted Wanted, f func(link string, id Identity) bool) (
 		}
 		device, rest, _ := bytes.Cut(fields[3], []byte(" "))
 		inode, _, _ := bytes.Cut(rest, []byte(" "))
-		id, is := wanted[string(fields[3][:len(device)+1+len(inode)])]
-		if is && !f(fmt.Sprintf("/proc/%d/map_files/%s", tid, fields[0]), id) {
+		id, ok := wanted[string(fields[3][:len(device)+1+len(inode)])]
+		if ok && !f(fmt.Sprintf("/proc/%d/map_files/%s", tid, fields[0]), id) {
 			return true, nil
 		}
 	}

@@ -156,7 +156,7 @@ func (x *Index) session(pid int) (found *Group) {
 	nearest := len(above)
 	for _, g := range sessions {
 		for root := range g.roots() {
-			if far, is := above[root.PID]; is && far < nearest && root.Alive() {
+			if far, isBelow := above[root.PID]; isBelow && far < nearest && root.Alive() {
 				found, nearest = g, far
 			}
 		}

@@ -133,12 +133,12 @@ func (s *Slice) listed(all []*proc) (bytes []map[string]uint64, others map[int]u
 			return bytes, nil, fmt.Errorf("device %s: %w", d.UUID, err)
 		}
 		for pid, held := range listed {
-			switch its := of[pid]; {
-			case its != nil && held == driver.Unknown:
+			switch ours := of[pid]; {
+			case ours != nil && held == driver.Unknown:
 				return bytes, nil, fmt.Errorf("device %s: %w", d.UUID, driver.ErrUntold)
-			case its != nil && held > 0:
-				its[d.UUID] = held
-			case its == nil && held > 0 && held != driver.Unknown:
+			case ours != nil && held > 0:
+				ours[d.UUID] = held
+			case ours == nil && held > 0 && held != driver.Unknown:
 				others[pid] += held
 			}
 		}

@@ -149,9 +149,9 @@ func (s *Scan) MayBeWith(id ledger.Identity, admitted func() (func(pid int) bool
 	if s.failed != nil || len(s.unreadable) == 0 {
 		return pids, s.failed
 	}
-	is, err := admitted()
+	ok, err := admitted()
 	for pid := range s.unreadable {
-		if err == nil && is(pid) {
+		if err == nil && ok(pid) {
 			pids = append(pids, pid)
 		}
 	}

@@ -38,14 +38,14 @@ func newTestScan(t *testing.T, groups [][]int, hang, have func(pid int) bool) (s
 	}
 	var mu sync.Mutex
 	times := make(map[int]int)
-	over := make(chan struct{})
-	t.Cleanup(func() { close(over) })
+	ended := make(chan struct{})
+	t.Cleanup(func() { close(ended) })
 	s.find = func(pid int, _ ledger.Wanted, _ func(ledger.Identity) bool) ([]ledger.Found, error) {
 		mu.Lock()
 		times[pid]++
 		mu.Unlock()
 		if hang(pid) {
-			<-over
+			<-ended
 		}
 		if have(pid) {
 			return []ledger.Found{{Identity: theLedger}}, nil
@@ -66,15 +66,17 @@ func span(from, to int) (all []int) {
 	return all
 }
 
-func is(pids ...int) func(int) bool { return func(pid int) bool { return slices.Contains(pids, pid) } }
+func isOneOf(pids ...int) func(int) bool {
+	return func(pid int) bool { return slices.Contains(pids, pid) }
+}
 
 func admitted(pids ...int) func() (func(int) bool, error) {
-	return func() (func(int) bool, error) { return is(pids...), nil }
+	return func() (func(int) bool, error) { return isOneOf(pids...), nil }
 }
 
 // An unreadable process does not hide a ledger that another process has.
 func TestScanSkipsAHungProcess(t *testing.T) {
-	s, _ := newTestScan(t, [][]int{{1, 2, 3, 4}}, is(1), is(3))
+	s, _ := newTestScan(t, [][]int{{1, 2, 3, 4}}, isOneOf(1), isOneOf(3))
 	find := s.find
 	s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
 		if pid == 2 {
@@ -96,7 +98,7 @@ func TestScanSkipsAHungProcess(t *testing.T) {
 
 // On a loaded host a process may be preempted while it changes its mappings.
 func TestTheScanWaitsForASlowProcess(t *testing.T) {
-	s, _ := newTestScan(t, [][]int{{1, 2}}, is(), is(1, 2))
+	s, _ := newTestScan(t, [][]int{{1, 2}}, isOneOf(), isOneOf(1, 2))
 	find := s.find
 	s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
 		if pid == 1 {
@@ -147,7 +149,7 @@ func TestALedgerIsFoundInAnyProcessThatMapsIt(t *testing.T) {
 	}
 	wait := make(chan struct{})
 	host := func(pids ...int) *counted {
-		s, asked := newTestScan(t, [][]int{pids}, is(hangs), is(pids...))
+		s, asked := newTestScan(t, [][]int{pids}, isOneOf(hangs), isOneOf(pids...))
 		find := s.find
 		s.find = func(pid int, wanted ledger.Wanted, open func(ledger.Identity) bool) ([]ledger.Found, error) {
 			found, err := find(pid, wanted, open)
@@ -205,7 +207,7 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := must.Get(ledger.Create([16]byte{1}))(t)
-			s, asked := newTestScan(t, [][]int{{1, 2}, {3}, {4}}, is(), is())
+			s, asked := newTestScan(t, [][]int{{1, 2}, {3}, {4}}, isOneOf(), isOneOf())
 			s.wanted, s.own, s.everywhere = make(ledger.Wanted), nil, false
 			s.Want(theLedger, c.own...)
 			find := s.find
@@ -231,7 +233,7 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 
 // A process that has left its slice's cgroup is read alone, and may time out.
 func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
-	s, _ := newTestScan(t, [][]int{{1}, {2}}, is(2), is(1))
+	s, _ := newTestScan(t, [][]int{{1}, {2}}, isOneOf(2), isOneOf(1))
 	s.wanted, s.everywhere = make(ledger.Wanted), false
 	s.Want(theLedger, func() ([]int, error) { return []int{1}, nil })
 	s.got[theLedger] = nil // the ledger was found
@@ -244,7 +246,7 @@ func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
 // A live process that maps a ledger may charge it, even if the file cannot be opened.
 func TestProcessWithAnUnopenableLedgerMayHaveIt(t *testing.T) {
 	const ended = 1 << 30
-	s, _ := newTestScan(t, [][]int{{os.Getppid(), ended}}, is(), is())
+	s, _ := newTestScan(t, [][]int{{os.Getppid(), ended}}, isOneOf(), isOneOf())
 	s.find = func(int, ledger.Wanted, func(ledger.Identity) bool) ([]ledger.Found, error) {
 		return []ledger.Found{{Identity: theLedger, Err: os.ErrNotExist}}, nil
 	}
@@ -255,7 +257,7 @@ func TestProcessWithAnUnopenableLedgerMayHaveIt(t *testing.T) {
 
 // Without a list of processes, any process may have any ledger.
 func TestWithoutAProcessListAnyProcessMayHaveALedger(t *testing.T) {
-	s, _ := newTestScan(t, nil, is(), is())
+	s, _ := newTestScan(t, nil, isOneOf(), isOneOf())
 	s.all = func() ([]int, error) { return nil, os.ErrPermission }
 	s.Run()
 	must.True(t, s.Take(theLedger) == nil, "what was found?")

@@ -209,9 +209,9 @@ func (s *Store) probe() error {
 // putOwed writes the owed records. Each stays owed until it is written.
 func (s *Store) putOwed() error {
 	s.mu.Lock()
-	none := len(s.owed) == 0
+	nothingOwed := len(s.owed) == 0
 	s.mu.Unlock()
-	if none {
+	if nothingOwed {
 		return nil
 	}
 	s.settling <- struct{}{}

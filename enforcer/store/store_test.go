@@ -203,14 +203,14 @@ func TestFailedReleaseIsWrittenWithTheNextChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
-			over, gone := example("over", 1), example("gone", 2)
+			live, gone := example("over", 1), example("gone", 2)
 			s := p.open()
-			must.Do(t, s.PutSlice(over))
+			must.Do(t, s.PutSlice(live))
 			must.Do(t, s.PutSlice(gone))
 			must.Do(t, s.Close())
 			room := full(p)
 			s = p.open()
-			for _, slice := range []Slice{over, gone} {
+			for _, slice := range []Slice{live, gone} {
 				expect.ErrorIs(t, s.Retire(slice), syscall.ENOSPC)
 			}
 			expect.ErrorIs(t, s.Forget("gone", 2), syscall.ENOSPC)
@@ -221,7 +221,7 @@ func TestFailedReleaseIsWrittenWithTheNextChange(t *testing.T) {
 			must.Do(t, next(s))
 			must.Do(t, s.Close())
 			s = p.open()
-			same(t, s.Released(), []Slice{released(over)})
+			same(t, s.Released(), []Slice{released(live)})
 			for _, slice := range s.Slices() {
 				expect.Equal(t, slice.Request.ID, "another", "is not released")
 			}

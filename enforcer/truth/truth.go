@@ -175,22 +175,22 @@ func (s *State) evaluate(x Sample, r Rules) (cleared bool, again time.Time) {
 	if x.Before.ID == 0 && x.After.ID == 0 {
 		allowance = 0
 	}
-	over := s.Excess > allowance
+	exceeds := s.Excess > allowance
 	switch {
-	case over && s.above.IsZero():
+	case exceeds && s.above.IsZero():
 		s.above, s.below = x.Begun, time.Time{}
-	case !over && s.below.IsZero():
+	case !exceeds && s.below.IsZero():
 		s.above, s.below = time.Time{}, x.Begun
 	}
 	switch {
-	case over == s.violating:
-	case over:
+	case exceeds == s.violating:
+	case exceeds:
 		again = s.above.Add(r.BypassGrace)
 	default:
 		again = s.below.Add(r.BypassGrace)
 	}
 	if !again.IsZero() && !x.Begun.Before(again) {
-		s.violating, cleared, again = over, !over, time.Time{}
+		s.violating, cleared, again = exceeds, !exceeds, time.Time{}
 	}
 	return cleared, again
 }

@@ -107,7 +107,7 @@ func ParseGranted(all map[string]string, g Grant) (*Request, error) {
 	}
 	refuse := func(key string) (*Request, error) {
 		return nil, fmt.Errorf("annotation %s=%s is not accepted beside a resource claim, which puts the container into pool %s: leave it out (%s and %s may ask for less)",
-			key, shown(all[key]), g.Pools, VRAM, TTL)
+			key, display(all[key]), g.Pools, VRAM, TTL)
 	}
 	switch {
 	case len(r.Pools) > 0:
@@ -157,14 +157,14 @@ type entry struct {
 
 func (e entry) String() string {
 	if e.variable {
-		return "variable " + shown(e.name)
+		return "variable " + display(e.name)
 	}
-	return "annotation " + shown(e.name)
+	return "annotation " + display(e.name)
 }
 
 // refused returns the error for an invalid value. The causes are for errors.Is only.
 func (e entry) refused(accepted string, cause ...error) error {
-	return &refusal{fmt.Sprintf("%v=%s is not accepted: %s is", e, shown(e.value), accepted), errors.Join(cause...)}
+	return &refusal{fmt.Sprintf("%v=%s is not accepted: %s is", e, display(e.value), accepted), errors.Join(cause...)}
 }
 
 func (r *Request) set(e entry) (err error) {
@@ -222,7 +222,7 @@ func (r *Request) set(e entry) (err error) {
 func (r *Request) add(e entry, device string) error {
 	for _, q := range r.Quotas {
 		if q.Device == device {
-			return fmt.Errorf("%v=%s names device %s a second time: one quota for each device is accepted", e, shown(e.value), device)
+			return fmt.Errorf("%v=%s names device %s a second time: one quota for each device is accepted", e, display(e.value), device)
 		}
 	}
 	q, err := quota(device, e.value)
@@ -263,8 +263,8 @@ type refusal struct {
 func (r *refusal) Error() string { return r.sentence }
 func (r *refusal) Unwrap() error { return r.cause }
 
-// shown quotes user input and truncates it to about 80 bytes, with "…" at the end. It leaves a plain key unquoted.
-func shown(s string) string {
+// display quotes user input and truncates it to about 80 bytes, with "…" at the end. It leaves a plain key unquoted.
+func display(s string) string {
 	const most = 80 // bytes of quoted text; one byte of s takes up to four
 	end := 0
 	for end < len(s) {

@@ -86,7 +86,7 @@ func (p Policy) variable(name, value string, most api.Quota) (entry, error) {
 	if most.Percent > 0 {
 		e.sizes = acceptedShare
 	}
-	e.sizes += fmt.Sprintf(", up to default_vram = %s in the configuration,", shown(p.DefaultVRAM))
+	e.sizes += fmt.Sprintf(", up to default_vram = %s in the configuration,", display(p.DefaultVRAM))
 	device, ofOne := strings.CutPrefix(name, Env+"_")
 	i := slices.IndexFunc(byVariable, func(key string) bool { return name == variableOf(key) })
 	switch {
@@ -103,7 +103,7 @@ func (p Policy) variable(name, value string, most api.Quota) (entry, error) {
 // applyVariable applies a variable unless it asks for more than the container has without it.
 func (p Policy) applyVariable(r *Request, e entry, most api.Quota) error {
 	more := func(why string) error {
-		return fmt.Errorf("%v=%s is not accepted: %s, since an image can set a variable", e, shown(e.value), why)
+		return fmt.Errorf("%v=%s is not accepted: %s, since an image can set a variable", e, display(e.value), why)
 	}
 	if e.key == Pool || e.key == Tenant {
 		return more("no variable can name a pool or a tenant")
@@ -134,5 +134,5 @@ func (p Policy) checkBound(asked api.Quota, e entry, most api.Quota) error {
 		return nil
 	}
 	return fmt.Errorf("%v=%s is not accepted: default_vram = %s in the configuration is the most that it can ask for%s",
-		e, shown(e.value), shown(p.DefaultVRAM), reason)
+		e, display(e.value), display(p.DefaultVRAM), reason)
 }

@@ -43,7 +43,7 @@ type Linux struct {
 // Visible returns the names of the GPUs that a container sees, for api.RegisterRequest. It returns nil, which counts as all, if
 // they are unknown (WSL, a Jetson board, a simulated driver, a request that cannot be parsed) or more than api.MaxVisible.
 func (s *Spec) Visible(nodes mount.Nodes) []string {
-	asked := s.asked()
+	asked := s.requested()
 	if nodes.Unclear || asked.all {
 		return nil
 	}
@@ -71,7 +71,7 @@ func isGPU(n specs.LinuxDevice) bool {
 // Reaches reports whether the container may get access to a GPU. It returns false only if the container has no node of a GPU,
 // requests none, and its device cgroup keeps it from creating one.
 func (s *Spec) Reaches(nodes mount.Nodes) bool {
-	asked := s.asked()
+	asked := s.requested()
 	return nodes.Unclear || len(nodes.Minors) > 0 || asked.all || len(asked.names) > 0 ||
 		slices.ContainsFunc(s.Linux.Devices, isGPU) || !s.confined()
 }

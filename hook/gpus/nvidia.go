@@ -39,8 +39,8 @@ type asked struct {
 	names []string // indices and UUIDs
 }
 
-// asked is empty without such a hook: most CUDA images set the variable, which then has no effect.
-func (s *Spec) asked() (a asked) {
+// requested is empty without such a hook: most CUDA images set the variable, which then has no effect.
+func (s *Spec) requested() (a asked) {
 	byVariable := false
 	for _, stage := range [][]specs.Hook{s.Hooks.Prestart, s.Hooks.CreateRuntime, s.Hooks.CreateContainer} {
 		for _, h := range stage {

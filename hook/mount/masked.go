@@ -41,7 +41,7 @@ func (c *Container) RefuseMasked(paths []string) error {
 			way, volume, err := c.walk(masked)
 			if err == nil && len(way) > 0 && slices.Contains(needed, way[len(way)-1]) {
 				return fmt.Errorf("the masked path %.256q hides /%s or %s, without which processes run without the quota: take it out of maskedPaths",
-					masked, c.shown(), api.ContainerDir)
+					masked, c.displayPath(), api.ContainerDir)
 			}
 			if err == nil && volume {
 				err = errVolume

@@ -42,7 +42,7 @@ func (c *Container) Make() ([]Place, error) {
 			o, err := c.make(p.Path)
 			if errors.Is(err, unix.EROFS) {
 				return fmt.Errorf("the root filesystem is read-only and has no /%s to bind on: "+
-					"add an empty directory /%s and an empty file /%s to the image, or make it writable", p.Path, dirName, c.shown())
+					"add an empty directory /%s and an empty file /%s to the image, or make it writable", p.Path, dirName, c.displayPath())
 			}
 			if err != nil {
 				return fmt.Errorf("make /%s in the root filesystem: %w", p.Path, err)
@@ -54,8 +54,8 @@ func (c *Container) Make() ([]Place, error) {
 	return made, err
 }
 
-// shown returns the paths of the preload files for a message, without the first slash.
-func (c *Container) shown() string {
+// displayPath returns the paths of the preload files for a message, without the first slash.
+func (c *Container) displayPath() string {
 	var paths []string
 	for _, p := range c.preloads {
 		paths = append(paths, p.path())

@@ -192,7 +192,7 @@ func TestOnlyRecordsOfKilledHooksAreRemoved(t *testing.T) {
 	busy := enter(30, User{Slice: "over", Generation: 1, Dir: filepath.Join(slice, "gone")})
 
 	var swept []uint64
-	over := func(r *Record) error {
+	sweepOne := func(r *Record) error {
 		swept = append(swept, r.Of().Inode)
 		if r.Root != "/root" || !reflect.DeepEqual(r.Made, made) {
 			t.Errorf("got %+v", r)
@@ -200,7 +200,7 @@ func TestOnlyRecordsOfKilledHooksAreRemoved(t *testing.T) {
 		r.Made = nil
 		return r.Save()
 	}
-	if err := Sweep(dir, 100, over); err != nil {
+	if err := Sweep(dir, 100, sweepOne); err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(swept)

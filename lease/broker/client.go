@@ -54,14 +54,14 @@ func (c *client) serve() error {
 			c.receiving.Unlock()
 			receives = false
 		}
-		replies, gone, err := c.work(message)
+		replies, ended, err := c.work(message)
 		c.sending.Lock()
 		c.working.Unlock()
 		if err == nil {
 			err = c.send(replies)
 		}
 		c.sending.Unlock()
-		if gone {
+		if ended {
 			c.broker.stop(ExitContext, c.broker.engine.why)
 		}
 		if err != nil || last {

@@ -55,13 +55,13 @@ func (b *Broker) share(connection net.Conn) {
 	if err != nil {
 		return
 	}
-	gone := make(chan struct{})
+	closed := make(chan struct{})
 	go func() {
 		_, _ = connection.Read(make([]byte, 1)) // only EOF is expected
-		close(gone)
+		close(closed)
 	}()
 	select {
-	case <-gone:
+	case <-closed:
 	case <-b.ended:
 	}
 }

@@ -139,23 +139,23 @@ func (l *lease) whyGone() string {
 	return reasonReleased
 }
 
-// shown returns the lease as clients see it, as of the enforcer's last answer.
-func (l *lease) shown() *leasepb.Lease {
+// toMessage returns the lease as clients see it, as of the enforcer's last answer.
+func (l *lease) toMessage() *leasepb.Lease {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.shownLocked()
 }
 
 func (l *lease) shownLocked() *leasepb.Lease {
-	shown := &leasepb.Lease{
+	message := &leasepb.Lease{
 		Id: l.ID, Device: l.Device, DeviceName: l.DeviceName, ComputeCapability: l.Capability, Vram: l.VRAM, Overhead: l.Overhead, Reserved: l.Reserved, Tenant: l.Tenant,
 		Uid: l.UID, Acquired: timestamppb.New(l.Acquired), Charged: l.charged, State: leasepb.Lease_ACTIVE,
 		Restarts: l.restarts, RestartReason: l.why,
 	}
 	if l.expires != nil {
-		shown.Expires = timestamppb.New(*l.expires)
+		message.Expires = timestamppb.New(*l.expires)
 	}
-	return shown
+	return message
 }
 
 // put writes the record atomically.

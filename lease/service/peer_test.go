@@ -227,7 +227,7 @@ func aUsersCallsHaveAPace(t *testing.T) {
 	expect.Equal(t, status.Code(err), codes.Canceled)
 }
 
-func served(t *testing.T, how string) (*bench, leases.Service) {
+func startService(t *testing.T, how string) (*bench, leases.Service) {
 	t.Helper()
 	b := newBench(t, how)
 	path := filepath.Join(filepath.Dir(b.Dir), "s")
@@ -248,7 +248,7 @@ func served(t *testing.T, how string) (*bench, leases.Service) {
 }
 
 func TestAClientGetsWhatTheServiceAnswers(t *testing.T) {
-	b, client := served(t, "")
+	b, client := startService(t, "")
 	ctx := context.Background()
 	minute := time.Minute
 	l, err := client.Acquire(ctx, leases.Request{VRAM: 1 << 20, TTL: time.Hour, Device: "GPU-a", Tenant: "t", Linger: &minute, Clients: 3})
@@ -305,7 +305,7 @@ func FuzzAcquire(f *testing.F) {
 }
 
 func TestAServiceThatStopsEndsItsConnections(t *testing.T) {
-	_, client := served(t, "")
+	_, client := startService(t, "")
 	conn, err := grpc.NewClient("unix:"+client.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -317,7 +317,7 @@ func TestAServiceThatStopsEndsItsConnections(t *testing.T) {
 }
 
 func TestALeaseIsKeptAliveUntilTheContextOrTheLeaseEnds(t *testing.T) {
-	b, client := served(t, "")
+	b, client := startService(t, "")
 	l := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20, Ttl: durationpb.New(time.Hour)})
 	ctx, cancel := context.WithCancel(t.Context())
 	kept := make(chan error, 1)

@@ -75,7 +75,7 @@ func TestAClientOnAnotherMachineIsTheUserOfItsCertificate(t *testing.T) {
 		t.Errorf("another user drops it: %v", err)
 	}
 	// A local client of that user sees the lease with its local address.
-	local, err := (&server{service: b.Service}).addressed(as(l.UID), b.leases[l.ID].shown(), nil)
+	local, err := (&server{service: b.Service}).addressed(as(l.UID), b.leases[l.ID].toMessage(), nil)
 	if err != nil || !strings.HasPrefix(local.GetAddress(), "unix:") || local.GetRemoteAddress() != l.Address || local.GetToken() != "" {
 		t.Errorf("%v, %v", local, err)
 	}

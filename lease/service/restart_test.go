@@ -55,10 +55,10 @@ func (b *bench) connects(id string) bool {
 // serves reports whether the lease's latest broker serves.
 func (b *bench) serves(id string) bool {
 	r := b.recordOf(id)
-	return syscall.Kill(r.PID, 0) == nil && b.shown(id).GetRestarts() == r.Session.Number && b.connects(id)
+	return syscall.Kill(r.PID, 0) == nil && b.show(id).GetRestarts() == r.Session.Number && b.connects(id)
 }
 
-func (b *bench) shown(id string) *leasepb.Lease {
+func (b *bench) show(id string) *leasepb.Lease {
 	b.t.Helper()
 	l, err := b.Show(context.Background(), as(alice), id)
 	if err != nil {
@@ -92,9 +92,9 @@ func TestExitedBrokerIsReplacedInTheSameLease(t *testing.T) {
 			before, others := b.recordOf(id), b.recordOf(other)
 			slice := b.enforcer.slices[id].Generation
 			c.end(b, id)
-			eventually(t, "another broker was started", func() bool { return b.shown(id).GetRestarts() == 1 })
+			eventually(t, "another broker was started", func() bool { return b.show(id).GetRestarts() == 1 })
 			after := b.recordOf(id)
-			if l := b.shown(id); l.GetState() != leasepb.Lease_ACTIVE || l.GetRestartReason() != c.reason || l.GetReason() != "" {
+			if l := b.show(id); l.GetState() != leasepb.Lease_ACTIVE || l.GetRestartReason() != c.reason || l.GetReason() != "" {
 				t.Errorf("%v", l)
 			}
 			want := before.Session
@@ -127,16 +127,16 @@ func TestALeaseThatFaultsInALoopIsRestartedAtABoundedRate(t *testing.T) {
 		others := b.recordOf(other)
 		begin := time.Now()
 		for range restartsAtOnce {
-			n := b.shown(id).GetRestarts()
-			eventually(t, "it has faulted", func() bool { b.connects(id); return b.shown(id).GetRestarts() > n })
+			n := b.show(id).GetRestarts()
+			eventually(t, "it has faulted", func() bool { b.connects(id); return b.show(id).GetRestarts() > n })
 		}
 		for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			b.connects(id)
 		}
-		if n := b.shown(id).GetRestarts(); float64(n) > restartsAtOnce+time.Since(begin).Seconds()/restartInterval.Seconds() {
+		if n := b.show(id).GetRestarts(); float64(n) > restartsAtOnce+time.Since(begin).Seconds()/restartInterval.Seconds() {
 			t.Errorf("%d brokers in %v", n, time.Since(begin))
 		}
-		if b.recordOf(other).identity != others.identity || b.shown(other).GetRestarts() != 0 {
+		if b.recordOf(other).identity != others.identity || b.show(other).GetRestarts() != 0 {
 			t.Error("the other lease has another broker")
 		}
 		return b.drop(id)
@@ -152,8 +152,8 @@ func TestLeaseIsDroppedIfItsBrokerCannotRestart(t *testing.T) {
 			b := newBench(t, how)
 			id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 			b.kill(b.recordOf(id).PID)
-			eventually(t, "it is shown why", func() bool { return b.shown(id).GetRestartReason() == want && b.recordOf(id).Session.Number > 0 })
-			if l := b.shown(id); l.GetState() != leasepb.Lease_ACTIVE {
+			eventually(t, "it is shown why", func() bool { return b.show(id).GetRestartReason() == want && b.recordOf(id).Session.Number > 0 })
+			if l := b.show(id); l.GetState() != leasepb.Lease_ACTIVE {
 				t.Errorf("%v", l)
 			}
 			took := b.drop(id)
@@ -168,10 +168,10 @@ func TestLeaseWithoutASliceGetsNoNewBroker(t *testing.T) {
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	b.enforcer.set(func() { b.enforcer.refuse = api.ErrUnreachable })
 	b.kill(b.recordOf(id).PID)
-	eventually(t, "it is shown why", func() bool { return b.shown(id).GetRestartReason() == "signal: killed" })
+	eventually(t, "it is shown why", func() bool { return b.show(id).GetRestartReason() == "signal: killed" })
 	b.enforcer.set(func() { b.enforcer.refuse = nil; delete(b.enforcer.slices, id) })
-	eventually(t, "it has ended", func() bool { return b.shown(id).GetState() != leasepb.Lease_ACTIVE })
-	if l := b.shown(id); l.GetReason() != "its slice was released" || l.GetRestarts() != 0 {
+	eventually(t, "it has ended", func() bool { return b.show(id).GetState() != leasepb.Lease_ACTIVE })
+	if l := b.show(id); l.GetReason() != "its slice was released" || l.GetRestarts() != 0 {
 		t.Errorf("%v", l)
 	}
 	b.nothingIsLeft()
@@ -188,7 +188,7 @@ func TestRestartedServiceFinishesAnEnd(t *testing.T) {
 	<-l.exited
 	b.start()
 	b.nothingIsLeft()
-	if shown := b.shown(id); shown.GetState() != leasepb.Lease_ENDED || shown.GetReason() != reasonDropped {
+	if shown := b.show(id); shown.GetState() != leasepb.Lease_ENDED || shown.GetReason() != reasonDropped {
 		t.Errorf("%v", shown)
 	}
 }

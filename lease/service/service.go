@@ -250,12 +250,12 @@ func (s *Service) all() []*lease {
 
 // Acquire acquires a lease, and returns when its broker serves. On failure nothing is left.
 func (s *Service) Acquire(ctx context.Context, who Peer, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
-	shown, err := s.acquire(ctx, who, r)
+	message, err := s.acquire(ctx, who, r)
 	if err != nil {
 		s.counts.failed()
 		s.logOf(who.UID).Info("lease refused", "uid", who.UID, "remote", who.remote, "bytes", r.GetVram(), "err", err)
 	}
-	return shown, err
+	return message, err
 }
 
 func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireRequest) (*leasepb.Lease, error) {
@@ -289,9 +289,9 @@ func (s *Service) acquire(ctx context.Context, who Peer, r *leasepb.AcquireReque
 	}
 	s.Log.Info("lease acquired", "lease", l.ID, "uid", who.UID, "remote", who.remote, "device", l.Device, "bytes", l.VRAM, "overhead", l.Overhead, "tenant", l.Tenant,
 		"pid", l.PID, "broker_uid", l.BrokerUID)
-	shown := s.show(ctx, l)
+	message := s.show(ctx, l)
 	killpoint.Pass("acquire.done")
-	return shown, nil
+	return message, nil
 }
 
 // enter adds a lease to the table, and assigns its broker's user id.
@@ -373,7 +373,7 @@ func (s *Service) List(ctx context.Context, who Peer, ended bool) []*leasepb.Lea
 		if err == nil && i >= 0 {
 			l.recordAnswer(question, found[i])
 		}
-		list = append(list, l.shown())
+		list = append(list, l.toMessage())
 	}
 	return list
 }
@@ -415,7 +415,7 @@ func (s *Service) show(ctx context.Context, l *lease) *leasepb.Lease {
 	if slice, err := s.Enforcer.Slice(ctx, l.ID); err == nil && slice.Generation == l.Generation {
 		l.recordAnswer(question, slice)
 	}
-	return l.shown()
+	return l.toMessage()
 }
 
 // question numbers a question to the enforcer about leases.

@@ -362,7 +362,7 @@ func TestABrokerOutlivesTheService(t *testing.T) {
 	if b.configOf(keep.GetId()).Token != before.Token {
 		t.Error("another token")
 	}
-	eventually(t, "the lease without one has ended", func() bool { return b.shown(dead.GetId()).GetReason() == reasonReleased })
+	eventually(t, "the lease without one has ended", func() bool { return b.show(dead.GetId()).GetReason() == reasonReleased })
 	if n := len(b.cgroups.list()); n != 2 {
 		t.Errorf("%d cgroups", n)
 	}

@@ -131,13 +131,13 @@ func newScope(all *tree, dir string, f *ast.FuncDecl) *scope {
 		case *ast.AssignStmt:
 			if len(n.Lhs) == len(n.Rhs) {
 				for i := range n.Lhs {
-					s.is(n.Lhs[i], n.Rhs[i])
+					s.bind(n.Lhs[i], n.Rhs[i])
 				}
 			}
 		case *ast.ValueSpec:
 			if len(n.Names) == len(n.Values) {
 				for i := range n.Names {
-					s.is(n.Names[i], n.Values[i])
+					s.bind(n.Names[i], n.Values[i])
 				}
 			}
 		}
@@ -146,7 +146,7 @@ func newScope(all *tree, dir string, f *ast.FuncDecl) *scope {
 	return s
 }
 
-func (s *scope) is(name, value ast.Expr) {
+func (s *scope) bind(name, value ast.Expr) {
 	if n, ok := name.(*ast.Ident); ok && s.values[n.Name] == nil {
 		s.values[n.Name] = value
 	}
@@ -318,8 +318,8 @@ func (s *scope) lookAtCall(n *ast.CallExpr) {
 	case "Command", "CommandContext":
 		for i, a := range n.Args[:max(len(n.Args)-1, 0)] {
 			word, ok := a.(*ast.BasicLit)
-			after, is := n.Args[i+1].(*ast.BasicLit)
-			if !ok || !is || word.Value != `"timeout"` {
+			after, isLiteral := n.Args[i+1].(*ast.BasicLit)
+			if !ok || !isLiteral || word.Value != `"timeout"` {
 				continue
 			}
 			if seconds, err := strconv.Atoi(strings.Trim(after.Value, `"`)); err == nil && time.Duration(seconds)*time.Second < Patience {
@@ -392,7 +392,7 @@ func (s *scope) lookAtSleeps(list []ast.Stmt) {
 		if _, ok := next.(*ast.AssignStmt); ok && i+2 < len(list) {
 			next = list[i+2]
 		}
-		if is, ok := next.(*ast.IfStmt); ok && fails(is.Body) {
+		if statement, ok := next.(*ast.IfStmt); ok && fails(statement.Body) {
 			s.found[stmt.Pos()] = hopeful
 		}
 	}

@@ -107,8 +107,8 @@ type Session struct{ actual map[string]string }
 func (s *Session) Words(c Command) []string {
 	words := strings.Fields(c.Text)
 	for i, word := range words {
-		if is, ok := s.actual[word]; ok {
-			words[i] = is
+		if actual, ok := s.actual[word]; ok {
+			words[i] = actual
 		}
 	}
 	return words

@@ -109,8 +109,8 @@ func together(all []*asker, do func(*asker)) {
 	done.Wait()
 }
 
-// kept checks that all granted slices exist and fit the device.
-func (h *host) kept(all []*asker, bytes uint64) {
+// wantGranted checks that all granted slices exist and fit the device.
+func (h *host) wantGranted(all []*asker, bytes uint64) {
 	h.T.Helper()
 	there := make(map[string]bool)
 	for _, s := range h.Slices() {
@@ -152,7 +152,7 @@ func TestQuotasAddUpThroughAnyNumberOfDeathsOfTheEnforcer(t *testing.T) {
 			}
 		})
 		h.Start()
-		h.kept(all, bytes)
+		h.wantGranted(all, bytes)
 	}
 	for _, a := range all {
 		if _, err := h.Client.Release(t.Context(), a.id, 0, true); err != nil && !errors.Is(err, api.ErrNotFound) {

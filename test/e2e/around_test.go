@@ -19,8 +19,8 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// found waits until driver truth reports a bypass of the slice and charges it.
-func (h *host) found(id string, pid int, bytes uint64) {
+// wantBypass waits until driver truth reports a bypass of the slice and charges it.
+func (h *host) wantBypass(id string, pid int, bytes uint64) {
 	h.T.Helper()
 	h.Eventually("it is found", func() bool {
 		return slices.ContainsFunc(h.events(id, api.EventBypass), func(e api.Event) bool {
@@ -48,7 +48,7 @@ func TestACopyOfTheDriverIsFoundByDriverTruth(t *testing.T) {
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.start(command...)
 	must.Equal(t, g.said, "holds", "it did not get past the interceptor")
-	h.found(c.id, g.pid, 5*gib)
+	h.wantBypass(c.id, g.pid, 5*gib)
 	c.mustRefuse(mib, "a sibling")
 }
 
@@ -66,7 +66,7 @@ func TestALibraryOfThatNameIsFoundByDriverTruth(t *testing.T) {
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.start("env", "LD_PRELOAD="+strings.Join(preload, ":"), "/demo/cuda_hog", strconv.Itoa(5*gib))
 	must.True(t, strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)), "it did not get past the interceptor:", g.said)
-	h.found(c.id, g.pid, 5*gib)
+	h.wantBypass(c.id, g.pid, 5*gib)
 }
 
 // Runtimes of sanitizers call dlsym before their own functions are ready. Allocators and clocks replace functions that the interceptor
@@ -138,7 +138,7 @@ func TestABypassEventSaysWhereThePreloadFileIs(t *testing.T) {
 			}
 			g := container.start("sh", "-c", c.script, "sh", "/demo/cuda_hog", strconv.Itoa(5*gib))
 			must.True(t, strings.HasPrefix(g.said, fmt.Sprintf("holds %d of ", 5*gib)), "it did not get past the interceptor:", g.said)
-			h.found(container.id, g.pid, 5*gib)
+			h.wantBypass(container.id, g.pid, 5*gib)
 			for _, e := range h.events(container.id, api.EventBypass) {
 				expect.Equal(t, e.Preload, c.want)
 			}
@@ -167,7 +167,7 @@ func TestTheLoaderOfAnImageOfNixLoadsTheInterceptor(t *testing.T) {
 func TestAClearedEnvironmentInASessionIsFoundByDriverTruth(t *testing.T) {
 	h := newHost(t)
 	h.clearedSession("s1")
-	h.found("s1", 0, 2*gib)
+	h.wantBypass("s1", 0, 2*gib)
 	h.clearedSession("s2", "--embedded")
 }
 

@@ -61,8 +61,8 @@ func checkModes(h *testhost.Host, programs []string, dirs map[string]string) err
 			st := info.Sys().(*syscall.Stat_t)
 			owner := map[bool]string{true: owners[st.Uid], false: "broker"}[st.Uid < 1000000000]
 			i := slices.IndexFunc(rows, func(r *row) bool {
-				is, _ := path.Match(r.path, found)
-				return is && info.Mode().String() == r.mode && slices.Contains(r.owners, owner)
+				matches, _ := path.Match(r.path, found)
+				return matches && info.Mode().String() == r.mode && slices.Contains(r.owners, owner)
 			})
 			if i < 0 {
 				errs = append(errs, fmt.Errorf("the table has no %s of mode %v and owner %d (%s)", found, info.Mode(), st.Uid, owner))

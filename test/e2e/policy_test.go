@@ -51,7 +51,7 @@ func (h *host) dead(g hog) func() bool {
 	return func() bool { return unix.Kill(g.pid, 0) == unix.ESRCH }
 }
 
-func (h *host) is(id string, want api.State) func() bool {
+func (h *host) hasState(id string, want api.State) func() bool {
 	return func() bool {
 		s, err := h.Client.Slice(h.T.Context(), id)
 		return err == nil && s.State == want
@@ -102,14 +102,14 @@ func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 				if point == "policy.found" || point == "policy.frozen" {
 					h.dies("FAKECUDA_LIMITS=1")
 				}
-				h.Eventually("it is frozen", h.is(c.id, api.Frozen))
+				h.Eventually("it is frozen", h.hasState(c.id, api.Frozen))
 				c.mustRefuse(mib, "with 1 GiB hidden of 4 a sibling")
 				expect.Contains(t, h.mustRun("ps", "--no-trunc"), "frozen", "gpuslice ps")
 				c.kill(g)
 				if point == "policy.thawed" {
 					h.dies("FAKECUDA_LIMITS=1")
 				}
-				h.Eventually("it is given back", h.is(c.id, api.Active))
+				h.Eventually("it is given back", h.hasState(c.id, api.Active))
 				c.mustHold(3*gib, quota, "afterwards a process")
 				expect.Equal(t, len(h.events(c.id, api.EventKilled)), 0, "were killed")
 			}, killpoint.Env+"="+point)

@@ -66,9 +66,9 @@ func (a *apart) has(pid string) bool {
 	if a == nil {
 		return false
 	}
-	its, err := os.Readlink("/proc/" + pid + "/ns/mnt")
+	namespace, err := os.Readlink("/proc/" + pid + "/ns/mnt")
 	ours, ourErr := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", a.pid))
-	return err == nil && ourErr == nil && its == ours
+	return err == nil && ourErr == nil && namespace == ours
 }
 
 // isolatedRuntime returns the path of a wrapper for a low-level runtime of the cache. The wrapper keeps the runtime's state in its own

@@ -58,8 +58,8 @@ func (s *site) equipped() *site {
 	return s.equippedSite.of(s.t)
 }
 
-// asked returns a container that requests GPUs. It does not bind the driver, which is the toolkit's job.
-func (s *site) asked(w way, gpus string) container {
+// requestGPUs returns a container that requests GPUs. It does not bind the driver, which is the toolkit's job.
+func (s *site) requestGPUs(w way, gpus string) container {
 	s.t.Helper()
 	c, _ := s.engine.(equippable).ask(w, gpus)
 	c.env = append([]string{"LD_LIBRARY_PATH="}, c.env...)
@@ -119,9 +119,9 @@ func (s *site) refuses(c container, told ...string) {
 // cdiByEngine: config.json already has the device nodes and the driver's libraries when our runtime starts.
 func cdiByEngine(s *site) {
 	s.alsoEquipped(func(s *site) {
-		s.gives(s.asked(byCDI, "1"), 1)
-		s.gives(s.asked(byCDI, "all"), 0, 1)
-		c := s.asked(byCDI, "0")
+		s.gives(s.requestGPUs(byCDI, "1"), 1)
+		s.gives(s.requestGPUs(byCDI, "all"), 0, 1)
+		c := s.requestGPUs(byCDI, "0")
 		c.annotations = map[string]string{"gpuslice.vram.1": "4G"}
 		if p, ok := s.engine.(*equippedPodman); ok && p.hookMode {
 			return // crun drops the output of hooks
@@ -138,8 +138,8 @@ func gpusFlag(s *site) {
 				continue
 			}
 			_ = os.Remove(s.cliLog())
-			s.gives(s.asked(w, "1"), 1)
-			s.gives(s.asked(w, "all"), 0, 1)
+			s.gives(s.requestGPUs(w, "1"), 1)
+			s.gives(s.requestGPUs(w, "all"), 0, 1)
 			if w == byHook {
 				s.configured("1", "0,1")
 			} else {
@@ -175,24 +175,24 @@ func (s *site) nvidiaRuntime(name string) {
 			_ = os.Remove(s.cliLog())
 			w := way(name + mode)
 			devices := []string{"0"}
-			s.gives(s.asked(w, "0"), 0)
+			s.gives(s.requestGPUs(w, "0"), 0)
 			if byHand {
 				devices = append(devices, "0,1")
-				s.gives(s.asked(w, "all"), 0, 1)
-				s.gives(s.asked(w, "void"))
+				s.gives(s.requestGPUs(w, "all"), 0, 1)
+				s.gives(s.requestGPUs(w, "void"))
 			}
 			if mode == modeLegacy {
 				s.configured(devices...)
 			}
 		}
-		c := s.asked(way(name+modeCDI), "0")
+		c := s.requestGPUs(way(name+modeCDI), "0")
 		c.annotations = vram("4X")
 		s.refuses(c, `"4X"`, "gpuslice.vram")
 		if byHand {
 			c.annotations = map[string]string{}
 			s.refuses(c, "no quota")
 			// In its default mode NVIDIA's runtime takes a full CDI name from the specification.
-			s.gives(s.asked(way(name+modeAuto), "nvidia.com/gpu=1"), 1)
+			s.gives(s.requestGPUs(way(name+modeAuto), "nvidia.com/gpu=1"), 1)
 		}
 	})
 }
@@ -201,7 +201,7 @@ func (s *site) nvidiaRuntime(name string) {
 func runtimesLoop(s *site) {
 	s.alsoEquipped(func(s *site) {
 		for _, first := range []string{"gpuslice-runtime", "nvidia-container-runtime"} {
-			s.refuses(s.asked(way(loop+first), "0"), "two runtimes that wrap each other", "must name runc")
+			s.refuses(s.requestGPUs(way(loop+first), "0"), "two runtimes that wrap each other", "must name runc")
 		}
 	})
 }

@@ -142,7 +142,7 @@ func podAnnotations(s *site) {
 		pod, c = s.newPod(handlerUnlisted, container{})
 		_, err = e.start(pod, c)
 		expect.Error(s.t, err, "a container without a quota was started")
-		s.checkMessage(shown(err), "no quota", "gpuslice.vram=4G")
+		s.checkMessage(message(err), "no quota", "gpuslice.vram=4G")
 		s.remove(pod)
 	}
 
@@ -150,7 +150,7 @@ func podAnnotations(s *site) {
 	pod, c = s.newPod(handlerShim, container{annotations: vram("4X")})
 	_, err = e.start(pod, c)
 	expect.ErrorContains(s.t, err, "Container: ", "a bad annotation")
-	s.checkMessage(shown(err), "gpuslice.vram", `"4X"`)
+	s.checkMessage(message(err), "gpuslice.vram", `"4X"`)
 	s.remove(pod)
 }
 
@@ -160,7 +160,7 @@ func podOfRuncsShim(s *site) {
 	s.remove(pod)
 	pod, c = s.newPod(handlerRunc, container{annotations: vram("4X")})
 	_, err := s.engine.(*kube).start(pod, c)
-	s.checkMessage(shown(err), "gpuslice.vram", `"4X"`)
+	s.checkMessage(message(err), "gpuslice.vram", `"4X"`)
 	s.remove(pod)
 }
 

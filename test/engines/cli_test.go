@@ -63,7 +63,7 @@ func (e *dockerlike) runArgs(verb string, c container) []string {
 	for _, b := range c.binds {
 		args = append(args, "--volume", b.source+":"+b.target)
 	}
-	for _, is := range []struct {
+	for _, c := range []struct {
 		so    bool
 		flags []string
 	}{
@@ -72,8 +72,8 @@ func (e *dockerlike) runArgs(verb string, c container) []string {
 		{c.hostPID, []string{"--pid", "host"}},
 		{c.userns, e.userns},
 	} {
-		if is.so {
-			args = append(args, is.flags...)
+		if c.so {
+			args = append(args, c.flags...)
 		}
 	}
 	return slices.Concat(args, c.flags, []string{imageRef(c.image)}, c.args)

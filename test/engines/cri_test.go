@@ -156,7 +156,7 @@ func patience() (context.Context, context.CancelFunc) {
 	}
 }
 
-func shown(err error) string {
+func message(err error) string {
 	if err == nil {
 		return ""
 	}
@@ -168,7 +168,7 @@ func (e *kube) run(c container) (string, error) {
 	if err == nil {
 		_, err = e.start(c.name, c)
 	}
-	return shown(err), err
+	return message(err), err
 }
 
 func (e *kube) sandbox(handler string, c container) error {
@@ -299,7 +299,7 @@ func (e *kube) exec(name string, args ...string) (string, error) {
 	defer cancel()
 	r, err := e.client.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: args, Timeout: 60})
 	if err != nil {
-		return shown(err), err
+		return message(err), err
 	}
 	out := string(r.Stdout) + string(r.Stderr)
 	if r.ExitCode != 0 {
@@ -312,7 +312,7 @@ func (e *kube) kill(name string) (string, error) {
 	ctx, cancel := patience()
 	defer cancel()
 	_, err := e.client.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: e.id(name)})
-	return shown(err), err
+	return message(err), err
 }
 
 // remove deletes a pod as the kubelet does, retrying until it works.
@@ -330,7 +330,7 @@ func (e *kube) remove(name string) (string, error) {
 			return "", nil
 		}
 	}
-	return shown(err), err
+	return message(err), err
 }
 
 func (e *kube) tryRemove(p *pod) error {

@@ -141,7 +141,7 @@ func (e *equippedKube) run(c container) (string, error) {
 	if err == nil {
 		_, err = e.start(c.name, c)
 	}
-	return shown(err), err
+	return message(err), err
 }
 
 // equippedCtr is containerd 1.6's client; its --gpus adds a hook that runs nvidia-container-cli.

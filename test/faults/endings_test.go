@@ -30,7 +30,7 @@ func endProcess(w *world, r *rand.Rand) bool {
 	}
 	w.say("process %d of %s ends", p.pid, p.slice.id)
 	p.writeLine("exit")
-	p.gone()
+	p.wantGone()
 	return true
 }
 

@@ -42,7 +42,7 @@ func hide(w *world, r *rand.Rand) bool {
 	case !ok && w.policy != api.Kill:
 		w.fail("process %d, which hides, was refused %d bytes", p.pid, bytes)
 	}
-	shown := func(is func(api.Slice) bool) func() bool {
+	sliceHas := func(is func(api.Slice) bool) func() bool {
 		return func() bool {
 			got, err := w.client.Slice(w.Context(), s.id)
 			return err == nil && is(got)
@@ -52,7 +52,7 @@ func hide(w *world, r *rand.Rand) bool {
 	case api.Kill:
 		w.eventually("the process that hides is dead", func() bool { return !alive(p.pid) })
 	case api.Refuse:
-		w.eventually("the slice gets nothing more", shown(func(got api.Slice) bool { return got.State == api.Frozen }))
+		w.eventually("the slice gets nothing more", sliceHas(func(got api.Slice) bool { return got.State == api.Frozen }))
 		for _, honest := range s.workers {
 			if !honest.contexts[device] {
 				continue
@@ -62,7 +62,7 @@ func hide(w *world, r *rand.Rand) bool {
 			}
 		}
 	default:
-		w.eventually("it is named", shown(func(got api.Slice) bool {
+		w.eventually("it is named", sliceHas(func(got api.Slice) bool {
 			for _, q := range got.Processes {
 				if q.PID == p.pid && q.Bypass == api.BypassUnattached {
 					return true
@@ -72,6 +72,6 @@ func hide(w *world, r *rand.Rand) bool {
 		}))
 	}
 	p.kill()
-	w.eventually("the slice is as before", shown(func(got api.Slice) bool { return s.differs(w, got) == nil }))
+	w.eventually("the slice is as before", sliceHas(func(got api.Slice) bool { return s.differs(w, got) == nil }))
 	return true
 }

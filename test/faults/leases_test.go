@@ -73,7 +73,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 		w.fail("%s has lived for %v, and was given %v", s.id, lived, ttl)
 	}
 	for _, p := range slices.Clone(s.workers) {
-		p.gone()
+		p.wantGone()
 	}
 	w.stopContainer(s)
 	return true

@@ -89,7 +89,7 @@ func (p *worker) kill() {
 	if !p.dead {
 		_ = unix.Kill(p.pid, unix.SIGKILL)
 	}
-	p.gone()
+	p.wantGone()
 }
 
 // reap waits for a child that ends and returns its result. A child that does not end fails the round.
@@ -116,7 +116,7 @@ func ending(cmd *exec.Cmd) error {
 	}
 }
 
-func (p *worker) gone() {
+func (p *worker) wantGone() {
 	p.w.Helper()
 	if p.dead {
 		return

@@ -61,8 +61,8 @@ func host(t *testing.T) (*testhost.Host, lease.Service) {
 	return h, s
 }
 
-// given describes the granted and free bytes of all devices.
-func given(ctx context.Context, t *testing.T, h *testhost.Host) string {
+// acquireLease describes the granted and free bytes of all devices.
+func acquireLease(ctx context.Context, t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	var text []string
 	for _, d := range must.Get(h.Client.Devices(ctx))(t) {
@@ -76,7 +76,7 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	h, service := host(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	before := given(ctx, t, h)
+	before := acquireLease(ctx, t, h)
 	program := exec.CommandContext(ctx, filepath.Join(h.Bin, "lease/examples"), "--socket", service.Socket)
 	program.Env = []string{} // without a path to a driver
 	out := must.Output(program.CombinedOutput())(t)
@@ -86,5 +86,5 @@ func TestTheRecipeInALeaseLeavesNothing(t *testing.T) {
 	}
 	must.Len(t, must.Get(service.List(ctx))(t), 0, "leases are left")
 	must.Len(t, h.Slices(), 0, "slices are left")
-	expect.Equal(t, given(ctx, t, h), before)
+	expect.Equal(t, acquireLease(ctx, t, h), before)
 }

@@ -35,9 +35,9 @@ func (s *Stalls) Watch() {
 func (s *Stalls) recordNap(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if over := now.Sub(s.napEnd) - s.Nap; !s.napEnd.IsZero() && over > short {
-		s.list = append(s.list, stall{now.Add(-over), now})
-		s.longest = max(s.longest, over)
+	if late := now.Sub(s.napEnd) - s.Nap; !s.napEnd.IsZero() && late > short {
+		s.list = append(s.list, stall{now.Add(-late), now})
+		s.longest = max(s.longest, late)
 	}
 	s.napEnd = now
 	for len(s.list) > 0 && now.Sub(s.list[0].to) > ofLate {
@@ -50,8 +50,8 @@ func (s *Stalls) Between(begin, end time.Time) (total time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := s.list
-	if over := end.Sub(s.napEnd) - s.Nap; !s.napEnd.IsZero() && over > short {
-		list = append(list[:len(list):len(list)], stall{end.Add(-over), end})
+	if late := end.Sub(s.napEnd) - s.Nap; !s.napEnd.IsZero() && late > short {
+		list = append(list[:len(list):len(list)], stall{end.Add(-late), end})
 	}
 	for _, one := range list {
 		if one.from.Before(begin) {

@@ -408,11 +408,11 @@ func TestAnOldDockerGetsAProgramAndNoShim(t *testing.T) {
 		w := newWorld(t)
 		w.Docker, w.Runtime, w.Shim = c.version, c.dir+RuntimeName, c.dir+ShimName
 		w.install("docker", Options{})
-		is, err := conf.JSON.Decode([]byte(w.get(dockerFile)))
+		got, err := conf.JSON.Decode([]byte(w.get(dockerFile)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if entry, _ := conf.Lookup(is, "runtimes", name); !conf.Equal(entry, c.want) {
+		if entry, _ := conf.Lookup(got, "runtimes", name); !conf.Equal(entry, c.want) {
 			t.Errorf("Docker %q, %s: %v, want %v", c.version, c.dir, entry, c.want)
 		}
 	}

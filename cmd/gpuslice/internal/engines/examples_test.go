@@ -68,13 +68,13 @@ func FuzzInstall(f *testing.F) {
 		if err != nil || r.State != Done {
 			return
 		}
-		is, err := g.format().Decode([]byte(w.get(g.file)))
+		got, err := g.format().Decode([]byte(w.get(g.file)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for key, value := range was {
-			if key != "plugins" && key != "runtimes" && !conf.Equal(is[key], value) {
-				t.Errorf("%q was %v and is %v", key, value, is[key])
+			if key != "plugins" && key != "runtimes" && !conf.Equal(got[key], value) {
+				t.Errorf("%q was %v and is %v", key, value, got[key])
 			}
 		}
 		if w.uninstall(g.engine); w.get(g.file) != string(text) {

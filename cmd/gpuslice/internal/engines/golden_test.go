@@ -275,11 +275,11 @@ func (g golden) check(t *testing.T, input, after []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is, err := g.format().Decode(after)
+	got, err := g.format().Decode(after)
 	if err != nil {
 		t.Fatal(err)
 	}
-	entry, _ := conf.Lookup(is, g.root...)
+	entry, _ := conf.Lookup(got, g.root...)
 	if g.expect != nil && !conf.Equal(entry, g.expect) {
 		t.Errorf("the entry is %v, want %v", entry, g.expect)
 	}
@@ -288,17 +288,17 @@ func (g golden) check(t *testing.T, input, after []byte) {
 		if _, there := conf.Lookup(was, own...); there {
 			continue
 		}
-		if _, there := conf.Lookup(is, own...); there {
+		if _, there := conf.Lookup(got, own...); there {
 			if after, err = g.format().Remove(after, own); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if is, err = g.format().Decode(after); err != nil {
+	if got, err = g.format().Decode(after); err != nil {
 		t.Fatal(err)
 	}
-	if !conf.Equal(prune(is), prune(was)) {
-		t.Errorf("without the entry it says\n%v\nbefore it said\n%v", is, was)
+	if !conf.Equal(prune(got), prune(was)) {
+		t.Errorf("without the entry it says\n%v\nbefore it said\n%v", got, was)
 	}
 }
 

@@ -261,8 +261,8 @@ func (f *recordFile) undo(text []byte) (without []byte, exists bool, err error) 
 			if err != nil {
 				return nil, false, fmt.Errorf("%s: %w", f.Path, err)
 			}
-			is, _ := conf.Lookup(now, k.Key...)
-			if was, _ := conf.Lookup(after, k.Key...); !conf.Equal(is, was) {
+			current, _ := conf.Lookup(now, k.Key...)
+			if was, _ := conf.Lookup(after, k.Key...); !conf.Equal(current, was) {
 				continue
 			}
 		}

@@ -149,15 +149,15 @@ func (t tree) write(file string, text []byte, mode fs.FileMode) error {
 	}
 	_, err = f.Write(text)
 	var old unix.Stat_t
-	switch is := unix.Fstatat(int(dir.Fd()), name, &old, unix.AT_SYMLINK_NOFOLLOW); {
-	case is == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
+	switch statErr := unix.Fstatat(int(dir.Fd()), name, &old, unix.AT_SYMLINK_NOFOLLOW); {
+	case statErr == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = errors.Join(err, fmt.Errorf("%s is not a regular file", file))
-	case is == nil:
+	case statErr == nil:
 		mode = fs.FileMode(old.Mode & 0o777)
 		err = errors.Join(err, f.Chown(int(old.Uid), int(old.Gid)))
 		copyAttributes(dir, name, f)
-	case !errors.Is(is, fs.ErrNotExist):
-		err = errors.Join(err, is)
+	case !errors.Is(statErr, fs.ErrNotExist):
+		err = errors.Join(err, statErr)
 	}
 	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
 	if err == nil {

@@ -123,7 +123,7 @@ func TestLinksOfRootAreFollowedWithinTheTree(t *testing.T) {
 		if text, exists, err := at.read("/etc/docker/daemon.json"); string(text) != "text" || !exists || err != nil {
 			t.Errorf("%s: %q, %v", link, text, err)
 		}
-		if is, err := os.Lstat(filepath.Join(string(at), link)); err != nil || is.Mode().Type() != os.ModeSymlink {
+		if info, err := os.Lstat(filepath.Join(string(at), link)); err != nil || info.Mode().Type() != os.ModeSymlink {
 			t.Errorf("%s was replaced: %v", link, err)
 		}
 		var found []string

@@ -291,11 +291,11 @@ func TestSignalAfterTheCommandsExitReachesItsDescendants(t *testing.T) {
 	}
 	timer := time.AfterFunc(await.Patience, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
-	for gone := false; !gone; time.Sleep(5 * time.Millisecond) {
+	for exited := false; !exited; time.Sleep(5 * time.Millisecond) {
 		_, err := os.Stat(filepath.Join(dir, "there"))
 		text, _ := os.ReadFile(filepath.Join(dir, "pid"))
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
-		gone = err == nil && pid > 0 && unix.Kill(pid, 0) == unix.ESRCH
+		exited = err == nil && pid > 0 && unix.Kill(pid, 0) == unix.ESRCH
 	}
 	_ = cmd.Process.Signal(unix.SIGTERM)
 	_ = cmd.Wait()

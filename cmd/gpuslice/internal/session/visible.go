@@ -24,19 +24,19 @@ func (s *Session) show(env []string, slice *api.Slice) ([]string, error) {
 	if len(devices) == 0 {
 		return env, nil
 	}
-	shown := devices
+	visible := devices
 	if own, ok := lookup(env, visibleEnv); ok {
 		listed, err := s.listed(env, own, devices)
 		if err != nil {
 			return nil, err
 		}
-		if shown = intersect(listed, devices); len(shown) == 0 || s.Token == "" && len(shown) < len(devices) {
+		if visible = intersect(listed, devices); len(visible) == 0 || s.Token == "" && len(visible) < len(devices) {
 			return nil, fmt.Errorf("%s=%s leaves out %s, a device of this session: list it there by its UUID, or unset %s",
-				visibleEnv, own, strings.Join(without(devices, shown), ", "), visibleEnv)
+				visibleEnv, own, strings.Join(without(devices, visible), ", "), visibleEnv)
 		}
 	}
 	env = slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, visibleEnv+"=") })
-	return append(env, visibleEnv+"="+strings.Join(shown, ",")), nil
+	return append(env, visibleEnv+"="+strings.Join(visible, ",")), nil
 }
 
 // devicesOf returns the UUIDs of a session's devices; none means all. In record mode the enforcer adds all others itself.

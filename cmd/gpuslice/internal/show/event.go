@@ -244,11 +244,11 @@ func changed(e api.Event, on string) string {
 	case e.Device == "":
 		return "its quotas are others, of devices that it does not use yet"
 	}
-	over := ""
+	excess := ""
 	if e.Limit != nil && e.Used != nil && e.Overhead != nil && *e.Used+*e.Overhead > *e.Limit {
-		over = ": it is over that, and gets nothing until it has given back enough"
+		excess = ": it is over that, and gets nothing until it has given back enough"
 	}
-	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, size(e.Limit), size(e.Used), size(e.Overhead), over)
+	return fmt.Sprintf("its limit on %s is %s, used %s, overhead %s%s", on, size(e.Limit), size(e.Used), size(e.Overhead), excess)
 }
 
 func size(bytes *uint64) string {

@@ -32,7 +32,7 @@ func PoolRows(pools []api.Pool) []PoolUse {
 	return rows
 }
 
-func (u PoolUse) over() bool { return u.Use != nil && u.Use.Used+u.Use.Overhead > u.Use.Limit }
+func (u PoolUse) exceedsLimit() bool { return u.Use != nil && u.Use.Used+u.Use.Overhead > u.Use.Limit }
 
 func ofPool(head, field string, of func(api.PoolUse) uint64, text func(uint64) string) table.Column[PoolUse] {
 	return table.Column[PoolUse]{Head: head, Field: field, Number: func(u PoolUse) uint64 {
@@ -74,8 +74,8 @@ var PoolTable = table.Table[PoolUse]{
 			Text: func(u PoolUse) string { return strconv.Itoa(len(u.Members)) }},
 		{Head: "PROCESSES", Field: "Processes", Number: func(u PoolUse) uint64 { return uint64(max(u.ProcessCount, 0)) },
 			Text: func(u PoolUse) string { return strconv.Itoa(u.ProcessCount) }},
-		{Head: "STATE", Field: "State", Alarm: func(u PoolUse) bool { return u.State == api.Damaged || u.over() }, Text: func(u PoolUse) string {
-			if u.over() {
+		{Head: "STATE", Field: "State", Alarm: func(u PoolUse) bool { return u.State == api.Damaged || u.exceedsLimit() }, Text: func(u PoolUse) string {
+			if u.exceedsLimit() {
 				return string(u.State) + ", over"
 			}
 			return string(u.State)
@@ -94,7 +94,7 @@ var PoolTable = table.Table[PoolUse]{
 			return u.Use != nil && deviceIs(value, u.Use.Device, u.Use.Index) || u.Use == nil && value == ""
 		}},
 		table.OneOf("state", func(u PoolUse) string { return string(u.State) }, string(api.Active), string(api.Damaged), string(api.Evicted)),
-		table.If("over", PoolUse.over),
+		table.If("over", PoolUse.exceedsLimit),
 	},
 }
 

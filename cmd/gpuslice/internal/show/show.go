@@ -55,8 +55,8 @@ func SliceRows(all []api.Slice) []SliceUse {
 	return rows
 }
 
-// over reports whether the slice exceeds its limit: after a lower limit was set, or with memory past the ledger.
-func (u SliceUse) over() bool {
+// exceedsLimit reports whether the slice exceeds its limit: after a lower limit was set, or with memory past the ledger.
+func (u SliceUse) exceedsLimit() bool {
 	return u.Use != nil && u.Mode != api.Record && u.Use.Used+u.Use.Overhead > u.Use.Limit
 }
 
@@ -135,8 +135,8 @@ var SliceTable = table.Table[SliceUse]{
 			}
 			return remaining(u.Slice)
 		}},
-		{Head: "STATE", Field: "State", Alarm: func(u SliceUse) bool { return u.State != api.Active || u.over() }, Text: func(u SliceUse) string {
-			if u.over() {
+		{Head: "STATE", Field: "State", Alarm: func(u SliceUse) bool { return u.State != api.Active || u.exceedsLimit() }, Text: func(u SliceUse) string {
+			if u.exceedsLimit() {
 				return state(u.Slice) + ", over"
 			}
 			return state(u.Slice)
@@ -182,7 +182,7 @@ var SliceTable = table.Table[SliceUse]{
 			string(api.Active), string(api.Released), string(api.Damaged), string(api.Frozen), string(api.Expired),
 			string(api.Suspending), string(api.Suspended), string(api.Resuming),
 			string(api.Evicting), string(api.Evicted), string(Waiting), string(api.Returning)),
-		table.If("over", SliceUse.over),
+		table.If("over", SliceUse.exceedsLimit),
 	},
 }
 

@@ -92,8 +92,8 @@ func (t *Table[R]) Print(out io.Writer, rows []R, whole bool) error {
 
 func (t *Table[R]) shape(o Options) (Printer[R], error) {
 	var given []string
-	for name, is := range map[string]bool{"--quiet": o.Quiet, "--format": o.Format != "", "--output": o.Output != ""} {
-		if is {
+	for name, set := range map[string]bool{"--quiet": o.Quiet, "--format": o.Format != "", "--output": o.Output != ""} {
+		if set {
 			given = append(given, name)
 		}
 	}

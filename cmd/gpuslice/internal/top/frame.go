@@ -323,10 +323,10 @@ func outsideLines(s Snapshot) []string {
 
 // bodyLines returns functions that render the lines of slices and processes if shown; at is the line of the selected slice.
 func bodyLines(s Snapshot, v view, c columns, bars brushes) (lines []func() string, at int) {
-	shown := rows(s, v)
-	for i, r := range shown {
+	visible := rows(s, v)
+	for i, r := range visible {
 		selected := r.slice.ID == v.selected
-		if selected && (i == 0 || shown[i-1].slice.ID != v.selected) {
+		if selected && (i == 0 || visible[i-1].slice.ID != v.selected) {
 			at = len(lines)
 		}
 		lines = append(lines, func() string {
@@ -341,7 +341,7 @@ func bodyLines(s Snapshot, v view, c columns, bars brushes) (lines []func() stri
 			}
 		}
 	}
-	if len(shown) == 0 {
+	if len(visible) == 0 {
 		lines = append(lines, func() string { return dim.Render("no slices") })
 	}
 	return lines, at
