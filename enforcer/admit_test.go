@@ -60,7 +60,7 @@ func (h *host) device(uuid string) api.Device {
 func (h *host) wantGranted(uuid string, given, free uint64) {
 	h.t.Helper()
 	if d := h.device(uuid); d.Quotas != given || d.Free == nil || *d.Free != free {
-		h.t.Fatalf("of %s are %d bytes given, and %v free; want %d and %d", uuid, d.Quotas, d.Free, given, free)
+		h.t.Fatalf("device %s: %d bytes are granted and %v free, want %d and %d", uuid, d.Quotas, d.Free, given, free)
 	}
 }
 

@@ -245,10 +245,10 @@ func TestOneSlicesEventsDoNotDropThoseOfOthers(t *testing.T) {
 		}
 	}
 	if a, b := of["u5001-a"]+of["u5001-b"], of["u5003-loud"]; a < b-1 || a > b+1 {
-		t.Errorf("%d of a user's two sessions are kept, and %d of another's one", a, b)
+		t.Errorf("%d events of a user's two sessions are kept, but %d of another's one", a, b)
 	}
 	if len(kept) != 4096 || uint64(len(kept))+missed != all {
-		t.Errorf("%d are kept, and %d are said to be missing, of %d", len(kept), missed, all)
+		t.Errorf("%d events are kept and %d reported as missed: want %d in all", len(kept), missed, all)
 	}
 }
 

@@ -117,7 +117,7 @@ func TestMemoryOfAReplacedImageIsReleased(t *testing.T) {
 	a.ask("hello")
 	truth.comparisons(t, 4)
 	if used := h.see("a").Devices[0].Used; used != 4*gib {
-		t.Fatalf("the slice has %d, and the driver still holds 4 GiB for the process", used)
+		t.Fatalf("the slice has %d, but the driver still holds 4 GiB for the process", used)
 	}
 	truth.set(gpu0, a.pid(), 0)
 	eventually(t, "it is given back", func() bool { return h.see("a").Devices[0].Used == 0 && h.pooled("llm") == 2*gib })

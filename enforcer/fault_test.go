@@ -417,7 +417,7 @@ func poolKilledAt(t *testing.T, point, device string, pools ...string) {
 		t.Fatalf("the pool is %+v\n%s", p, d.log())
 	}
 	if limit = p.Quotas[0].Bytes; limit != 6*gib && (changed || limit != 4*gib) {
-		t.Fatalf("it was changed: %t, and has %d\n%s", changed, limit, d.log())
+		t.Fatalf("it was changed: %t, but has %d\n%s", changed, limit, d.log())
 	}
 	if _, there := known["other"]; there && deleting && point == "pool.deleted" {
 		t.Fatalf("what was deleted is back\n%s", d.log())

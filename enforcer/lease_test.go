@@ -257,7 +257,7 @@ func TestARenewalThatWasGrantedIsKept(t *testing.T) {
 		case err == nil:
 			kept++
 			if s := h.see("s"); s.State != api.Active || s.Remaining <= 0 {
-				t.Fatalf("it was renewed, and is %+v", s)
+				t.Fatalf("it was renewed, but is %+v", s)
 			}
 			p.must("charge 0 1")
 			must.Get(h.Release(context.Background(), "s", 0, true))(t)
@@ -419,7 +419,7 @@ func TestChangeIsAtomicUnderAKillAtAnyPoint(t *testing.T) {
 			p.must("charge 1 %d", 3*gib)
 			ttl := time.Hour
 			_, err := d.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on(api.AllDevices, 2*gib)}, TTL: &ttl})
-			must.True(t, err != nil, "it answered, and should be dead")
+			must.True(t, err != nil, "the enforcer answered: want it killed")
 			d.died(point)
 			d.startsAgain(point)
 			s := d.ids()["c"]

@@ -156,14 +156,14 @@ func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 		}
 		_, registered := d.Register(context.Background(), request(other, "other"))
 		if registered == nil && limit(other.cgroup) != 3*gib {
-			t.Errorf("%s: the slice is given, and the driver's limit is %d", point, limit(other.cgroup))
+			t.Errorf("%s: the slice is given, but the driver's limit is %d", point, limit(other.cgroup))
 		}
 		if strings.HasPrefix(point, "register.") {
 			d.died(point)
 			d.start("")
 		}
 		if _, stored := d.ids()["other"]; stored != (limit(other.cgroup) == 3*gib) {
-			t.Errorf("%s: the slice is there: %v, and the driver's limit is %d", point, stored, limit(other.cgroup))
+			t.Errorf("%s: the slice is there: %v, but the driver's limit is %d", point, stored, limit(other.cgroup))
 		}
 		_, _ = d.Release(context.Background(), "other", 0, true)
 		if point == "release.closed" {
@@ -204,7 +204,7 @@ func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
 		}
 		attach(c.init)
 		if _, err := d.Change(context.Background(), "c", api.ChangeRequest{Quotas: []api.Quota{on("1", 2*gib)}}); err == nil {
-			t.Fatal("it answered, and should be dead")
+			t.Fatal("the enforcer answered: want it killed")
 		}
 		d.died(point)
 		d.start("")

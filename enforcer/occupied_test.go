@@ -97,7 +97,7 @@ func TestUtilizationIsSampledOnlyWhileRequested(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	eventually(t, "the driver is asked", func() bool { return asked() > 0 })
-	expect.True(t, shown().Devices[0].Busy == nil, "the driver does not say how busy the device is, and it is shown")
+	expect.True(t, shown().Devices[0].Busy == nil, "utilization is shown, but the driver does not report it")
 	truth.mu.Lock()
 	truth.busy = map[int]uint32{p.pid(): 42}
 	truth.mu.Unlock()

@@ -147,7 +147,7 @@ func TestQuotaOnAnUnusedDeviceIsGrantedOrRefusedAtOnce(t *testing.T) {
 		unchanged(row.id)
 	}
 	must.Do(t, h.LoseDisk())
-	expect.Error(t, must.Err(h.set("s", on(gpu1, 20*gib))), "it is given, and not on disk")
+	expect.Error(t, must.Err(h.set("s", on(gpu1, 20*gib))), "it is given, but not on disk")
 	unchanged("s")
 	h.restart()
 	unchanged("s")

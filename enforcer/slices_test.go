@@ -62,7 +62,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 	eventually(t, "the dead one's bytes are back", func() bool { return h.see("c").Devices[0].Used == 2*gib })
 	d := h.see("c").Devices[0]
 	if d.Allocations != 2 || d.Refusals != 1 || d.Recovered != 2*gib || before.Allocations != 2 {
-		t.Fatalf("a death took counts away: %+v, and %+v before", d, before)
+		t.Fatalf("an exit lowered the counters to %+v, from %+v", d, before)
 	}
 	init.must("charge 0 %d", 2*gib)
 

@@ -99,7 +99,7 @@ func FuzzPool(f *testing.F) {
 			for _, name := range names {
 				m := models[name]
 				if stats.Models[name].MappedPages != m.pages() {
-					t.Fatalf("%+v, and %d pages of %s are mapped", stats, m.pages(), name)
+					t.Fatalf("the pool reports %+v, but %d pages of %s are mapped", stats, m.pages(), name)
 				}
 				for i, is := range m.mapped {
 					if s.IsMapped(name, uint64(i)*page, page) != is {
@@ -109,7 +109,7 @@ func FuzzPool(f *testing.F) {
 			}
 			all := own.pages() + other.pages()
 			if stats.CachedBytes > cache*page || stats.CachedBytes > 0 && all+int(stats.CachedBytes/page) > now {
-				t.Fatalf("%+v, and the limit is %d pages", stats, now)
+				t.Fatalf("the pool reports %+v, but the limit is %d pages", stats, now)
 			}
 			if taken := used(t, d) - before; taken != uint64(all)*page+stats.CachedBytes {
 				t.Fatalf("%d bytes are taken: %+v", taken, stats)

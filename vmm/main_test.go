@@ -104,6 +104,6 @@ func mustMap(t testing.TB, p *Pool, offset, size uint64) {
 	address, err := p.Map(offset, size)
 	must(t, err)
 	if address != p.Base()+cuda.Address(offset) {
-		t.Fatalf("offset %d is mapped at %#x, and the base is %#x", offset, address, p.Base())
+		t.Fatalf("offset %d is mapped at %#x, but the base is %#x", offset, address, p.Base())
 	}
 }

@@ -176,7 +176,7 @@ func TestPagesAreKeptUpToTheBound(t *testing.T) {
 		check := func(mapped, cached int) {
 			t.Helper()
 			if s := p.Stats(); s.MappedPages != mapped || s.CachedPages != cached || used(t, d)-before != uint64(mapped+cached)*page {
-				t.Errorf("%+v, and %d bytes taken, not %d pages mapped and %d cached", s, used(t, d)-before, mapped, cached)
+				t.Errorf("the pool reports %+v and uses %d bytes: want %d pages mapped and %d cached", s, used(t, d)-before, mapped, cached)
 			}
 		}
 		mustMap(t, p, 0, 32*page)
@@ -234,7 +234,7 @@ func TestAPoolTakesAnothersCachedMemory(t *testing.T) {
 		mustMap(t, wants, 0, 3*gib+page)
 		missing := 3*gib + page - free%gib/page*page
 		if s := keeps.Stats(); s.CachedBytes != fits-(missing+gib-1)/gib*gib {
-			t.Errorf("%+v, and %d bytes were missing", s, missing)
+			t.Errorf("the pool reports %+v; %d bytes were missing", s, missing)
 		}
 		must(t, wants.Close())
 		must(t, keeps.Close())
@@ -312,7 +312,7 @@ func TestPoolsAreSafeForGoroutines(t *testing.T) {
 	}
 	wait.Wait()
 	if held := p.Stats().CachedBytes + q.Stats().CachedBytes; used(t, d)-before != held || held > 32*page {
-		t.Errorf("%d bytes are taken, and %d cached", used(t, d)-before, held)
+		t.Errorf("the pool uses %d bytes, but %d are cached", used(t, d)-before, held)
 	}
 }
 
@@ -387,7 +387,7 @@ func TestFailedMapIsUndone(t *testing.T) {
 			t.Error(err)
 		}
 		if s := p.Stats(); s.MappedPages != 0 || s.CachedPages > 4 || used(t, d)-before != s.CachedBytes+page || p.IsMapped(0, page) {
-			t.Errorf("%+v, and %d bytes are taken", s, used(t, d)-before)
+			t.Errorf("the pool reports %+v, but uses %d bytes", s, used(t, d)-before)
 		}
 		must(t, d.Unmap(there))
 		if _, err := d.Release(other); err != nil {

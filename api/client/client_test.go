@@ -229,7 +229,7 @@ func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
 		expect.ErrorContains(t, ask.do(), "more than", what)
 		// The socket's buffers can take more than the client reads.
 		if n := <-sent; n > ask.most+4<<20 {
-			t.Errorf("%s: %d bytes of an answer were taken, and %d are the most", what, n, ask.most)
+			t.Errorf("%s: %d bytes of an answer were read, want at most %d", what, n, ask.most)
 		}
 	}
 }

@@ -135,7 +135,7 @@ func TestSubordinateUIDsHaveThePlacesOfTheirOwner(t *testing.T) {
 		conn := must.Get(l.Accept())(t)
 		defer func() { conn.Close(); in.Close(); _ = child.Wait() }()
 		if got := conn.(*limitedConn).counts; got != nobody || l.by[nobody] != i+1 {
-			t.Errorf("uid %d has a place of uid %d, and the places are %v", uid, got, l.by)
+			t.Errorf("uid %d counts for uid %d; the counts are %v", uid, got, l.by)
 		}
 	}
 }

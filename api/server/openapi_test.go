@@ -152,7 +152,7 @@ func TestEveryRouteIsDescribedAndEveryDescriptionHasARoute(t *testing.T) {
 		}
 	}
 	for name := range operations {
-		t.Errorf("%s is described, and does not exist", name)
+		t.Errorf("%s is described, but does not exist", name)
 	}
 }
 
@@ -232,7 +232,7 @@ func TestEveryTypeIsDescribed(t *testing.T) {
 		}
 	}
 	for name := range d.Components.Schemas {
-		expect.True(t, reached[name], "schema", name, "is described, and not used")
+		expect.True(t, reached[name], "schema", name, "is described, but not used")
 	}
 }
 
@@ -263,7 +263,7 @@ func (d document) checkStruct(t *testing.T, g reflect.Type) {
 		d.checkType(t, g.Name()+"."+name, property, f.Type)
 	}
 	for name := range properties {
-		t.Errorf("%s.%s is described, and does not exist", g.Name(), name)
+		t.Errorf("%s.%s is described, but does not exist", g.Name(), name)
 	}
 	expect.EqualSlices(t, s.Required, required, g.Name(), "required")
 }

@@ -64,7 +64,7 @@ func TestAUsersRequestsAreServedAtABoundedRate(t *testing.T) {
 			return
 		}
 		if time.Since(begun) > await.Patience {
-			t.Fatalf("%d KiB of a user's requests were served: he should have %d at once, and %v a second. %s", served, atOnce, l.pace, said.String())
+			t.Fatalf("%d KiB of a user's requests were served: want %d at once, and %v a second. %s", served, atOnce, l.pace, said.String())
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -361,6 +361,6 @@ func TestConnectionServesOneRequest(t *testing.T) {
 		answers++
 	}
 	if answers > 1 || asked.Load() != 1 {
-		t.Errorf("%d requests were handled, and %d got replies", asked.Load(), answers)
+		t.Errorf("%d requests were handled, but %d got replies", asked.Load(), answers)
 	}
 }

@@ -191,7 +191,7 @@ func TestMoveRequestWakesTheProcess(t *testing.T) {
 	time.Sleep(50 * time.Millisecond) // time for the owner to wait
 	want := l.SetWant(1, Locked)
 	if m := <-seen; m.Want != want || m.Wanted() != Locked || m.Is != PlaceUnknown {
-		t.Fatalf("the owner was woken, and reads %+v", m)
+		t.Fatalf("the owner was woken, but reads %+v", m)
 	}
 	owner.page.lane[1].move.is, owner.page.lane[1].move.failure, owner.page.lane[1].move.answered = 1, 1, owner.page.lane[1].move.want
 	must.Equal(t, l.MoveOf(1), (Move{Want: want, Is: Running, Answered: want, Failure: MoveFew}), "it has answered")

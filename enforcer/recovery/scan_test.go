@@ -108,7 +108,7 @@ func TestTheScanWaitsForASlowProcess(t *testing.T) {
 	}
 	s.Run()
 	if got := slices.Sorted(slices.Values(s.HeldBy(theLedger))); !slices.Equal(got, []int{1, 2}) || len(s.unreadable) > 0 {
-		t.Fatalf("%v have it, and %v are unreadable", got, s.unreadable)
+		t.Fatalf("found in %v, unreadable %v", got, s.unreadable)
 	}
 }
 

@@ -33,7 +33,7 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	now = now.Add(g.Interval)
 	expect.True(t, !g.Wait(now, alice), "after it")
 	g.Did(now, alice)
-	expect.True(t, g.Wait(now, alice), "one in an interval, and there was one")
+	expect.True(t, g.Wait(now, alice), "a second wrong token within the interval must wait")
 	now = now.Add(time.Duration(g.Burst) * g.Interval)
 	if g.Wait(now, alice) || len(g.by) != 0 {
 		t.Error("she is not forgotten")
@@ -43,7 +43,7 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 	}
 	const late = 1 << 20
 	if g.Wait(now, late) || g.Did(now, late) || g.Wait(now, late) || len(g.by) != maxPaced {
-		t.Errorf("%d users have limiters, and another user is locked out", len(g.by))
+		t.Errorf("%d users have limiters, but another user is locked out", len(g.by))
 	}
 }
 
@@ -55,7 +55,7 @@ func TestATokenIsInItsFileAndNowhereElse(t *testing.T) {
 	text := must.Get(os.ReadFile(filepath.Join(dir, api.TokenName)))(t)
 	id, shown, err := api.ParseTokenFile(string(text))
 	if err != nil || id != "s" || !sum.Is(shown) {
-		t.Errorf("the file has session %s, and no valid token: %v", id, err)
+		t.Errorf("the file has session %s, but no valid token: %v", id, err)
 	}
 	for _, wrong := range []api.Token{"", "0", api.Token(strings.Repeat("0", 64))} {
 		if sum.Is(wrong) || (Token{}).Is(wrong) {

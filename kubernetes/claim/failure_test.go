@@ -174,7 +174,7 @@ func TestCanceledCallerReleasesItsTurn(t *testing.T) {
 	slot := all.taken[uid].slot
 	give()
 	if len(all.taken) != 0 || len(slot) != 0 {
-		t.Errorf("turns %v are left, and the slot has %d", all.taken, len(slot))
+		t.Errorf("turns %v are not given back; the slot has %d", all.taken, len(slot))
 	}
 }
 

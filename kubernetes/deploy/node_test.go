@@ -110,7 +110,7 @@ func TestUpgradeKeepsHookAndLibraryOfRunningContainers(t *testing.T) {
 	for range 2 { // the previous newest one stays until the next upgrade
 		n.install()
 		if newest, all := n.newest(); newest == old || !slices.Contains(all, old) {
-			t.Errorf("after an upgrade new containers have %s, and %v are there; one that runs has %s", newest, all, old)
+			t.Errorf("after an upgrade new containers have %s, of %v; a running one has %s", newest, all, old)
 		}
 	}
 	was := make([]byte, 64)

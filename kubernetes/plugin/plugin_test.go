@@ -196,7 +196,7 @@ func TestClaimStatusHasUseAndReadyTime(t *testing.T) {
 	w.says(k.plugin, api.Health{})
 	eventually(t, "the claim uses 2Gi", func() bool { return k.says(t) == said{"4Gi", "2Gi", uuid} })
 	if is := k.ready(); is == nil || !is.LastTransitionTime.Equal(&since) || is.Status != metav1.ConditionTrue {
-		t.Errorf("the condition was since %v, and is %+v", since, is)
+		t.Errorf("the condition was since %v, but is %+v", since, is)
 	}
 }
 

@@ -261,14 +261,14 @@ func (n *node) slice(pod string) api.Slice {
 func (n *node) keeps(pod string, was corev1.ContainerStatus, had api.Slice, library string) {
 	n.t.Helper()
 	if is := n.status(pod); is.ContainerID != was.ContainerID || is.RestartCount != was.RestartCount {
-		n.t.Errorf("the container was %+v, and is %+v", was, is)
+		n.t.Errorf("the container changed from %+v to %+v", was, is)
 	}
 	has := n.slice(pod)
 	if has.ID != had.ID || has.Generation != had.Generation || has.State != api.Active || has.Devices[0].Used < 2*gib {
-		n.t.Errorf("the slice was %+v, and is %+v", had, has)
+		n.t.Errorf("the slice changed from %+v to %+v", had, has)
 	}
 	if is := n.library(pod); is != library || !slices.Contains(n.libraries(), library) {
-		n.t.Errorf("the pod had the library %s, and has %s; the node has %v", library, is, n.libraries())
+		n.t.Errorf("the pod's library changed from %s to %s; the node has %v", library, is, n.libraries())
 	}
 	n.refused(pod, "a", 2*gib)
 	n.sees(pod, "a", 4*gib)

@@ -60,7 +60,7 @@ func restarts(n *node) {
 		p, err := n.getPod("stays")
 		n.Must(err)
 		if was, is := before.Status.ContainerStatuses[0], p.Status.ContainerStatuses[0]; is.ContainerID != was.ContainerID || is.RestartCount != 0 {
-			n.t.Errorf("%s was restarted: the container was %+v, and is %+v", d.name, was, is)
+			n.t.Errorf("after a restart of %s the container changed from %+v to %+v", d.name, was, is)
 		}
 		name := fmt.Sprint("next-", i)
 		n.start(n.pod(name, []string{"vram"}, container("a", sleep, "vram")))

@@ -364,7 +364,7 @@ func TestAVariableOfAModuleIsABufferUntilTheModuleIsUnloaded(t *testing.T) {
 	of := func(name string) *leasepb.ModuleVariable { return &leasepb.ModuleVariable{Module: m, Name: name} }
 	v := b.must(of("factor")).GetModuleVariable()
 	if again := b.must(of("factor")).GetModuleVariable(); v.GetBytes() != 16 || v.GetAddress() == 0 || again.GetHandle() != v.GetHandle() || len(b.engine.buffers) != 2 {
-		t.Errorf("%v, and then %v; %d buffers", v, again, len(b.engine.buffers))
+		t.Errorf("the variable is %v, then %v; %d buffers", v, again, len(b.engine.buffers))
 	}
 	b.must(writeFrom(v.GetHandle(), 4, []byte("abc")))
 	b.must(&leasepb.MemCopy{To: own, From: v.GetHandle(), Bytes: 16})
@@ -402,7 +402,7 @@ func TestThePeakIsTheMostThatWasAllocated(t *testing.T) {
 	b.must(&leasepb.Submit{Image: []byte("ptx"), Buffers: []*leasepb.Submit_Buffer{{Bytes: 500}, {Bytes: 300}}})
 	b.refuses(leasepb.Code_ALLOC_FAILED, &leasepb.MemAlloc{Bytes: testVRAM})
 	if s := &b.engine.stats; s.peak.Load() != 810 || s.allocated.Load() != 10 {
-		t.Errorf("the peak is %d, and %d bytes are allocated", s.peak.Load(), s.allocated.Load())
+		t.Errorf("the peak is %d, but %d bytes are allocated", s.peak.Load(), s.allocated.Load())
 	}
 }
 

@@ -57,7 +57,7 @@ func TestFailedSharedMemoryIsNotCounted(t *testing.T) {
 	}
 	s.mutex.Unlock()
 	if now := mapped(t); now > before { // those of a former test may go at any time
-		t.Errorf("%d mappings, and %d before", now, before)
+		t.Errorf("%d mappings, want %d as before", now, before)
 	}
 	s.do(func() { delete(s.device.fails, "Pin") })
 	if answer := greet(); !strings.HasPrefix(answer, "ok ") {
@@ -68,11 +68,11 @@ func TestFailedSharedMemoryIsNotCounted(t *testing.T) {
 func TestSharedMemoryThatCannotBeMadeIsNotCounted(t *testing.T) {
 	s := serve(t, Config{SharedBytes: 1 << 63, Clients: 1})
 	if _, err := s.sharedMemory("token 9223372036854775808"); err == nil || s.sharedBytes != 0 {
-		t.Errorf("%v, and %d bytes are counted", err, s.sharedBytes)
+		t.Errorf("got %v, %d bytes are counted", err, s.sharedBytes)
 	}
 	for greeting, want := range map[string]string{"other 1": "token", "token 0": "number", "token x": "number", "token": "number"} {
 		if _, err := s.sharedMemory(greeting); err == nil || !strings.Contains(err.Error(), want) || s.sharedBytes != 0 {
-			t.Errorf("%q: %v, and %d bytes are counted", greeting, err, s.sharedBytes)
+			t.Errorf("%q: got %v, %d bytes are counted", greeting, err, s.sharedBytes)
 		}
 	}
 }

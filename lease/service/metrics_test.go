@@ -67,7 +67,7 @@ func TestEachMetricOfLeasesIsDocumented(t *testing.T) {
 		}
 	}
 	if n := strings.Count(string(document), "\n| `gpuslice_lease_"); n != rows {
-		t.Errorf("docs/operate/metrics.md has %d rows of leases, and there are %d metrics", n, rows)
+		t.Errorf("docs/operate/metrics.md has %d rows of leases, but there are %d metrics", n, rows)
 	}
 }
 

@@ -63,7 +63,7 @@ func TestALeasesUserIsThePeerOfTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if int(who.UID) != os.Geteuid() || int(who.Groups[0]) != os.Getegid() || len(who.Groups) != len(groups)+1 || who.refusal != nil {
-		t.Errorf("%+v, and the groups are %v", who, groups)
+		t.Errorf("the user is %+v, the groups are %v", who, groups)
 	}
 	if other, _ := net.Pipe(); second2(k.ServerHandshake(other)) == nil {
 		t.Error("what is no Unix socket is accepted")

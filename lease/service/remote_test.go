@@ -56,7 +56,7 @@ func TestAClientOnAnotherMachineIsTheUserOfItsCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := b.enforcer.requests[0].For; u.Uid != itoa(l.UID) || got.UID != l.UID || u.Gid != itoa(got.Groups[0]) || !strings.HasPrefix(got.Remote, "127.0.0.1:") && !strings.HasPrefix(got.Remote, "[::1]:") {
-		t.Errorf("the lease is uid %d's, and was registered for %+v", l.UID, got)
+		t.Errorf("the lease is uid %d's, but was registered for %+v", l.UID, got)
 	}
 	if want := "tls:" + h.address + "/" + l.ID; l.Address != want || l.RemoteAddress != want || l.TokenFile != "" || l.Token != b.configOf(l.ID).Token {
 		t.Errorf("%+v", l)

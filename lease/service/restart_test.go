@@ -103,7 +103,7 @@ func TestExitedBrokerIsReplacedInTheSameLease(t *testing.T) {
 				t.Errorf("the new broker received %+v, the former one %+v", got, before.Session)
 			}
 			if after.PID == before.PID || after.BrokerUID != before.BrokerUID || after.Generation != slice || len(b.enforcer.requests) != 2 {
-				t.Errorf("%+v, and before %+v", after, before)
+				t.Errorf("the lease is %+v: want %+v as before", after, before)
 			}
 			in, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(after.PID), "cgroup"))
 			if err != nil || !strings.Contains(string(in), b.Cgroup+"/"+id) {

@@ -78,7 +78,7 @@ func TestBoundsMatchTheCode(t *testing.T) {
 	for what, names := range noBound {
 		for name := range strings.FieldsSeq(names) {
 			if exempt[name] = true; used[name] {
-				t.Errorf("%s is in a row, and among %q", name, what)
+				t.Errorf("%s is in a row, but also among %q", name, what)
 			}
 		}
 	}
@@ -99,7 +99,7 @@ func TestBoundsMatchTheCode(t *testing.T) {
 		}
 	}
 	for name := range exempt {
-		t.Errorf("%s is in noBound, and no constant", name)
+		t.Errorf("%s is in noBound, but no constant", name)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestLeaseServiceUnitAllowsItsBounds(t *testing.T) {
 	limit := must.Get(strconv.Atoi(value("LimitNOFILE")))(t)
 	const local, handshakes, remote = 1024, 256, 256
 	if most := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*most {
-		t.Errorf("the unit lets gpuslice-leased have %d descriptors, and its clients can take %d by default", limit, most)
+		t.Errorf("the unit lets gpuslice-leased have %d descriptors, but its clients can take %d by default", limit, most)
 	}
 	// Each connection from another machine buffers 1 MiB in each direction.
 	expect.Equal(t, value("MemoryMax"), "1G", "what other machines can have wait, in MiB:", 2*remote)

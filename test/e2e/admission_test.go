@@ -118,7 +118,7 @@ func (h *host) wantGranted(all []*asker, bytes uint64) {
 	}
 	for _, a := range all {
 		if a.has && !there[a.id] {
-			h.T.Fatalf("%s was promised a slice, and it is not there", a.id)
+			h.T.Fatalf("%s was promised a slice, but it is not there", a.id)
 		}
 	}
 	d := h.device()
@@ -160,6 +160,6 @@ func TestQuotasAddUpThroughAnyNumberOfDeathsOfTheEnforcer(t *testing.T) {
 		}
 	}
 	if d := h.device(); d.Quotas != 0 || *d.Free != d.Total {
-		t.Errorf("nobody has anything, and %+v", d)
+		t.Errorf("nobody has anything, but %+v", d)
 	}
 }

@@ -43,7 +43,7 @@ func TestAContainerThatHidesTheInterceptorIsRefused(t *testing.T) {
 		box.configure(func(config map[string]any) { config["linux"].(map[string]any)[c.key] = c.value })
 		out, err := box.output(box.runtime("run", "--detach", "--bundle", box.bundle, box.id))
 		if err == nil {
-			t.Errorf("%s: it was created, and a process of it says %q", name, box.hog(5*gib).said)
+			t.Errorf("%s: it was created, but a process of it says %q", name, box.hog(5*gib).said)
 		} else if !strings.Contains(out, c.says) || strings.Count(out, "gpuslice: ") != 1 {
 			t.Errorf("%s: %q does not say %q", name, out, c.says)
 		}

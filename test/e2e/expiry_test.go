@@ -94,7 +94,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			if _, missing := os.Stat(ignores); missing != nil { // its time was over before
 				want = unix.SIGTERM
 			}
-			expect.Equal(t, cmd.ProcessState.ExitCode(), 128+int(want), "its command was killed, and it says", err, said.String())
+			expect.Equal(t, cmd.ProcessState.ExitCode(), 128+int(want), "its command was killed, but it says", err, said.String())
 			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: it has expired\n") {
 				t.Errorf("it said %q", said.String())
 			}

@@ -226,7 +226,7 @@ func TestAnEnforcerKilledWhileItGivesHostMemoryLosesNothing(t *testing.T) {
 			other.goesOn()
 			a.goesOn()
 			if charges && h.holder() != holder {
-				t.Errorf("the holder is process %d, and was %d", h.holder(), holder)
+				t.Errorf("the holder is process %d, want %d as before", h.holder(), holder)
 			}
 		})
 	}

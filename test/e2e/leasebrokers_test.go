@@ -66,7 +66,7 @@ func TestABrokerThatIsKilledIsFollowedByAnotherInItsLease(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 	if after := h.slice(one.ID); after.Generation != before.Generation || after.Quotas[0] != before.Quotas[0] || after.Remaining > before.Remaining {
-		t.Errorf("%+v, and before %+v", after, before)
+		t.Errorf("the lease is %+v: want %+v as before", after, before)
 	}
 	expect.NoError(t, kept.Free(ctx), "another lease")
 	_, err = h.Drop(ctx, one.ID)

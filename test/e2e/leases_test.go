@@ -366,7 +366,7 @@ func TestAReservedLeaseHoldsItsMemoryFromTheBeginning(t *testing.T) {
 	}
 	s := h.open(l)
 	expect.NoError(t, works(s, gib))
-	expect.True(t, must.Get(h.Show(context.Background(), l.ID))(t).Charged >= gib, "nothing is allocated, and it gave its memory back")
+	expect.True(t, must.Get(h.Show(context.Background(), l.ID))(t).Charged >= gib, "the lease released its reserved memory")
 	// The slice keeps the memory until the next broker takes it.
 	h.Must(syscall.Kill(h.brokerOf(l.ID), syscall.SIGKILL))
 	if err := works(s, 24); err == nil {

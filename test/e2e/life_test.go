@@ -145,7 +145,7 @@ func TestAReleasedSliceIsShownUntilItsProcessesHaveExited(t *testing.T) {
 		return must.Get(h.cli("ps", "--no-trunc"))(h.T)
 	}
 	if out := shown(); !strings.Contains(out, c.id) || !strings.Contains(out, "released") || !strings.Contains(out, "1.51GiB") {
-		t.Errorf("it holds a gibibyte and a context of 518 MiB, and ps shows\n%s", out)
+		t.Errorf("it holds a gibibyte and a context of 518 MiB, but ps shows\n%s", out)
 	}
 	if out, err := h.cli("inspect", "--json", c.id); err != nil || !strings.Contains(out, `"state": "released"`) || !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, c.pid())) {
 		t.Errorf("%v: %s", err, out)

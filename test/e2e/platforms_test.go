@@ -70,7 +70,7 @@ func TestQuotaHoldsOnOldAndNewGLibc(t *testing.T) {
 		c.mustHold(gib, quota, "1 GiB of 4 fits")
 		c.mustRefuse(quota, "4 GiB do not fit beside 1 GiB")
 		if out, err := c.exec("/demo/cuda_hog", strconv.Itoa(quota)); err == nil || strings.Count(out, "\n") != 1 {
-			t.Errorf("%v, %q: one line of its own, and of nobody else", err, out)
+			t.Errorf("%v, %q: want only its own line", err, out)
 		}
 		if use := c.Use(c.id); use.Used != gib || use.Limit != quota {
 			t.Errorf("%+v: 1 GiB is held", use)
@@ -109,7 +109,7 @@ func TestProgramsOf64And32BitsRunAsWithoutUs(t *testing.T) {
 			loaded, err := c.exec(append(p.by, p.loader, "--list", p.program)...)
 			lines := regexp.MustCompile(`(?m)^.*gpuslice.*$`).FindAllString(loaded, -1)
 			if err != nil || len(lines) != 1 || !regexp.MustCompile(` => `+p.where+` \(`).MatchString(lines[0]) {
-				t.Errorf("%s loads %s once, and its loader says nothing: %v\n%s", p.program, p.where, err, loaded)
+				t.Errorf("%s loads %s once, but its loader says nothing: %v\n%s", p.program, p.where, err, loaded)
 			}
 		}
 	})

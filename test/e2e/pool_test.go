@@ -55,7 +55,7 @@ func TestTwoContainersDrawOnOnePool(t *testing.T) {
 
 		limited.mustHold(gib, 4*gib, "it should see its own quota")
 		first := unlimited.hog(3 * gib)
-		must.True(t, first.holds(3*gib, limit), "it should see the pool's quota, and said", first.said)
+		must.True(t, first.holds(3*gib, limit), "want 3 GiB of the pool's quota, it said", first.said)
 		use := h.poolUse("llm")
 		if use.Used != 4*gib || use.Overhead == 0 || use.Limit != limit {
 			t.Fatalf("the pool has %+v: want 4 GiB used, overhead, and a limit of 6 GiB", use)

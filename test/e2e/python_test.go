@@ -77,7 +77,7 @@ func (h *leaseHost) begin(cmd *exec.Cmd) *dialogue {
 func (d *dialogue) says(want string) {
 	d.h.T.Helper()
 	if line, err := d.out.ReadString('\n'); err != nil || !strings.HasPrefix(line, want) {
-		d.h.T.Fatalf("the program printed %q, %v, and not %q", line, err, want)
+		d.h.T.Fatalf("the program printed %q (%v), want %q", line, err, want)
 	}
 }
 

@@ -23,7 +23,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 
 		first := c.hog(gib)
-		must.True(t, first.holds(gib, quota), "the first process should hold 1 GiB of a card of the quota's size, and said", first.said)
+		must.True(t, first.holds(gib, quota), "the first process: want 1 GiB of a card of the quota's size, it said", first.said)
 		each := gib + h.Use(c.id).Overhead // cost of another process
 		count := uint64(1)
 		for ; count < 8; count++ {
@@ -36,7 +36,7 @@ func TestQuotaIsSharedByAllProcessesOfAContainer(t *testing.T) {
 		expect.Equal(t, count, quota/each, "processes that have room")
 		use := h.Use(c.id)
 		if use.Used != count*gib || use.Used+use.Overhead > quota || use.Limit != quota {
-			t.Errorf("%d processes hold 1 GiB each, and ps shows %+v", count, use)
+			t.Errorf("%d processes hold 1 GiB each, but ps shows %+v", count, use)
 		}
 		expect.True(t, use.Refusals != 0, "the refusal was not counted")
 	})

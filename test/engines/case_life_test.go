@@ -104,7 +104,7 @@ func (s *site) killShim(c container) {
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	// The engine then ends the container or leaves it running; the quota holds in both cases.
 	if !s.becomesTrue(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() }) {
-		s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
+		s.t.Fatalf("the shim is dead, but the slice shows %+v", s.Slices())
 	}
 	s.remove(name)
 	if err := unix.Kill(init, 0); err == nil {

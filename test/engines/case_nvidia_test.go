@@ -84,7 +84,7 @@ func (s *site) gives(c container, seen ...int) {
 	nodes := s.exec(name, "/bin/sh", "-c", "echo /dev/nvidia[0-9]")
 	for n := range devices {
 		if has := strings.Contains(nodes, fmt.Sprint("/dev/nvidia", n)); has != slices.Contains(seen, n) {
-			s.t.Errorf("%q %q: it has %s, and is to see %d", c.flags, c.env, nodes, seen)
+			s.t.Errorf("%q %q: the container has %s, want %d", c.flags, c.env, nodes, seen)
 		}
 	}
 	for _, n := range seen {

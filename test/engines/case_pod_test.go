@@ -119,7 +119,7 @@ func podShimIsKilled(s *site) {
 	s.Must(unix.Kill(shim, unix.SIGKILL))
 	for i, id := range []string{one, two} {
 		if !s.becomesTrue(func() bool { return s.IsGone(id)() || s.Holds(id, gib)() && unix.Kill(inits[i], 0) == nil }) {
-			s.t.Fatalf("the shim is dead, and the slice shows %+v", s.Slices())
+			s.t.Fatalf("the shim is dead, but the slice shows %+v", s.Slices())
 		}
 	}
 	s.remove(pod)
@@ -168,7 +168,7 @@ func podOfRuncsShim(s *site) {
 func podSystemd(s *site) {
 	e := s.engine.(*kube)
 	pod, _, err := s.tryPod(handlerSystemd, container{})
-	expect.Error(s.t, err, "there is no systemd, and a pod was started by it")
+	expect.Error(s.t, err, "a pod was started by systemd, but there is none")
 	said, readErr := os.ReadFile(e.systemd)
 	if readErr != nil || !strings.Contains(string(said), " create ") {
 		s.t.Errorf("runc was not told of systemd: %q, %v; the pod: %v", said, readErr, err)

@@ -55,7 +55,7 @@ func askTooMuch(w *world, r *rand.Rand) bool {
 	w.say("begin a container that requests all memory")
 	w.create(s, map[string]string{"gpuslice.vram": memory})
 	if err := w.hook("prestart", s); err == nil && !w.noTruth {
-		w.fail("a container was given all memory, and %s has %d bytes of it", given.id, given.limit)
+		w.fail("a container was given all memory, but %s has %d bytes of it", given.id, given.limit)
 	}
 	w.stopContainer(s)
 	return true
@@ -154,7 +154,7 @@ func deletePool(w *world, r *rand.Rand) bool {
 	_, err := w.client.DeletePool(w.Context(), p.name)
 	switch {
 	case n > 0 && err == nil:
-		w.fail("%s was deleted, and has %d members", p.name, n)
+		w.fail("%s was deleted, but has %d members", p.name, n)
 	case n > 0 && !errors.Is(err, api.ErrRunning) && w.mayFail == "":
 		w.fail("delete %s, which has %d members: %v", p.name, n, err)
 	case n > 0:

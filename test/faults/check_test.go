@@ -33,14 +33,14 @@ func (w *world) prompt(what string, ask func(ctx context.Context) error) {
 		stood := machine.Between(begin, end)
 		took := end.Sub(begin) - stood
 		if err != nil {
-			w.fail("%s: after %v, and %v for which the machine stood still: %v", what, took, stood, err)
+			w.fail("%s: after %v, without %v for which the machine stood still: %v", what, took, stood, err)
 		}
 		w.slowest = max(w.slowest, took)
 		if took < promptly {
 			return
 		}
 		if tries == 20 {
-			w.fail("%s: the enforcer took %v, and more than %v in each of 19 tries before, without the %v for which the machine stood still", what, took, promptly, stood)
+			w.fail("%s: the enforcer took %v: more than %v, as in 19 tries before, without the %v for which the machine stood still", what, took, promptly, stood)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (w *world) resolve() {
 			continue
 		}
 		if s.releaseUnknown && there[s.id] != "" {
-			w.fail("%s was released, which the disk was not told then, and is listed as %s", s.id, there[s.id])
+			w.fail("%s was released, which the disk was not told then, but is listed as %s", s.id, there[s.id])
 		}
 		s.releaseUnknown = false
 		switch s.state = released; there[s.id] {
@@ -240,13 +240,13 @@ func (w *world) differs() error {
 		}
 		switch {
 		case s.state == released && there:
-			return fmt.Errorf("slice %s was released, and is listed as %s", s.id, got.State)
+			return fmt.Errorf("slice %s was released, but is listed as %s", s.id, got.State)
 		case s.state == released:
 		case !there:
 			return fmt.Errorf("slice %s is lost", s.id)
 		case s.state == damaged:
 		case s.state == closed && got.State != api.Damaged:
-			return fmt.Errorf("slice %s is %s, and its page was closed", s.id, got.State)
+			return fmt.Errorf("slice %s is %s, but its page was closed", s.id, got.State)
 		case s.state == closed:
 		default:
 			if err := errors.Join(s.differs(w, got), s.lease.differs(got, w.asked.begin, w.asked.end, w.ahead)); err != nil {

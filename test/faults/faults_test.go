@@ -178,7 +178,7 @@ func away(w *world, r *rand.Rand) string {
 	w.downReason = "the enforcer is away"
 	w.operations(8)
 	if err := w.hook("prestart", &slice{id: w.name(), init: w.observer}); err == nil {
-		w.fail("a container was given a slice, and no enforcer is there")
+		w.fail("a container got a slice, but no enforcer runs")
 	}
 	w.start()
 	return whole

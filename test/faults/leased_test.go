@@ -359,7 +359,7 @@ func (l *leased) differs() error {
 			return fmt.Errorf("the driver holds %d bytes for the broker of lease %s, of which %d are charged (there: %v)", holds, g.ID, charged[g.ID], there)
 		}
 		if g.broker != r.PID {
-			return fmt.Errorf("lease %s has another broker, and nobody killed the former one", g.ID)
+			return fmt.Errorf("lease %s has another broker, but nobody killed the former one", g.ID)
 		}
 		ctx, cancel := within(patience)
 		stats, err := g.session.Stats(ctx)

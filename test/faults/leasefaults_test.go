@@ -240,7 +240,7 @@ func (l *leased) killAt(point string, r *rand.Rand) {
 		w.must(err)
 		// Expiry is shown to a second.
 		if shown.Expires == nil || time.Until(*shown.Expires) < 59*time.Minute || time.Until(*shown.Expires) > time.Hour+time.Second {
-			w.fail("the lease was renewed for an hour, and expires %v", shown.Expires)
+			w.fail("the lease was renewed for an hour, but expires %v", shown.Expires)
 		}
 	case "restart":
 		before := l.record(g.ID).PID

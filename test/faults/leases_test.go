@@ -70,7 +70,7 @@ func expireWhile(w *world, r *rand.Rand, meanwhile func()) bool {
 		return true
 	})
 	if lived := time.Since(begin); lived < ttl {
-		w.fail("%s has lived for %v, and was given %v", s.id, lived, ttl)
+		w.fail("%s has lived for %v, but was given %v", s.id, lived, ttl)
 	}
 	for _, p := range slices.Clone(s.workers) {
 		p.wantGone()
@@ -111,7 +111,7 @@ func (l lease) differs(got api.Slice, begin, end, ahead time.Duration) error {
 	case l.changeUnknown:
 		return nil
 	case l.to == 0 && (got.Expires != nil || got.Remaining != 0):
-		return fmt.Errorf("slice %s has %v left, and should have no end", got.ID, got.Remaining)
+		return fmt.Errorf("slice %s has %v left, want no deadline", got.ID, got.Remaining)
 	case l.to == 0:
 		return nil
 	case got.Expires == nil || got.Remaining < l.from-end || got.Remaining > l.to-begin:

@@ -179,7 +179,7 @@ func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	case s.mayRefuseAttach && !ok:
 		p.retryAt = time.Now().Add(retryAfter)
 	case (s.state == released || s.state == closed) && ok:
-		p.w.fail("process %d was given %d bytes, and its slice %s is %s", p.pid, bytes, s.id, s.state)
+		p.w.fail("process %d was given %d bytes, but its slice %s is %s", p.pid, bytes, s.id, s.state)
 	case s.state == active && ok && bytes > most, s.state == active && !ok && bytes <= least:
 		p.w.fail("process %d of %s, which has %d of %v bytes on device %d and may take %d, asked for %d and was answered %q", p.pid, s.id,
 			s.used(device), s.limits(), device, most, bytes, answer)

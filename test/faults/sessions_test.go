@@ -41,7 +41,7 @@ func (w *world) registerSession(r *rand.Rand) *slice {
 		return nil
 	}
 	if w.downReason != "" {
-		w.fail("the session %s has begun, and %s", s.id, w.downReason)
+		w.fail("the session %s has begun, but %s", s.id, w.downReason)
 	}
 	pid, err := strconv.Atoi(strings.TrimPrefix(said, "ready "))
 	if err != nil {

@@ -214,7 +214,7 @@ func (w *world) beginContainer(s *slice, annotations map[string]string, words ..
 		return nil
 	}
 	if w.downReason != "" {
-		w.fail("the hook has given the container %s a slice, and %s", s.id, w.downReason)
+		w.fail("the hook has given the container %s a slice, but %s", s.id, w.downReason)
 	}
 	w.begin(s)
 	return s

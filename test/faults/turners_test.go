@@ -114,7 +114,7 @@ func suspendTurner(w *world, r *rand.Rand) bool {
 	got, err := w.client.Suspend(w.Context(), t.id)
 	switch {
 	case err == nil && got.State != api.Suspended:
-		w.fail("%s was suspended, and is %s", t.id, got.State)
+		w.fail("%s was suspended, but is %s", t.id, got.State)
 	case err == nil && r.IntN(2) == 0:
 		w.wake(t)
 	case err != nil:

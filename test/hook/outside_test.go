@@ -135,7 +135,7 @@ func TestAContainerThatSharesProcessesOrTheRootCanUnbindTheInterceptor(t *testin
 			attacker.start()
 			attacker.exec("busybox", "rm", c.file)
 			if out, err := victim.run("exec", victim.id, "cat", "/etc/ld.so.preload"); err == nil {
-				t.Errorf("it is still bound, and docs/evidence/security.md can promise more: %s", out)
+				t.Errorf("the slice is still bound: docs/evidence/security.md can promise more: %s", out)
 			}
 		})
 	}

@@ -205,12 +205,12 @@ func (c *cache) tryInvalid(first int) error {
 	offset, size := uint64(first)*page, uint64(n)*page
 	if slices.Contains(c.mapped[first:first+n], true) {
 		if _, err := c.grow(offset, size); !errors.Is(err, vmm.ErrMapped) {
-			return fmt.Errorf("cache %d: something of pages %d to %d is mapped, and they were mapped: %w", c.id, first, first+n-1, err)
+			return fmt.Errorf("cache %d: something of pages %d to %d is mapped, but they were mapped: %w", c.id, first, first+n-1, err)
 		}
 	}
 	if slices.Contains(c.mapped[first:first+n], false) {
 		if err := c.shrink(offset, size); !errors.Is(err, vmm.ErrNotMapped) {
-			return fmt.Errorf("cache %d: something of pages %d to %d is not mapped, and they were unmapped: %w", c.id, first, first+n-1, err)
+			return fmt.Errorf("cache %d: something of pages %d to %d is not mapped, but they were unmapped: %w", c.id, first, first+n-1, err)
 		}
 	}
 	return nil
@@ -263,12 +263,12 @@ func (c *caches) compare() error {
 	says := []int{c.pools[0].Stats().MappedPages, c.pools[1].Stats().MappedPages, stats.Models["one"].MappedPages, stats.Models["other"].MappedPages}
 	for i, one := range c.all {
 		if says[i] != one.pages {
-			return fmt.Errorf("cache %d has %d pages, and its pool says %d", i, one.pages, says[i])
+			return fmt.Errorf("cache %d has %d pages, but its pool says %d", i, one.pages, says[i])
 		}
 	}
 	want := stats.MappedBytes + stats.CachedBytes
 	if want > stats.Limit {
-		return fmt.Errorf("%d bytes are taken, and the limit is %d", want, stats.Limit)
+		return fmt.Errorf("%d bytes are taken, but the limit is %d", want, stats.Limit)
 	}
 	for _, p := range c.pools {
 		s := p.Stats()
@@ -286,7 +286,7 @@ func (c *caches) compareWith(want uint64) error {
 		got, all := total-free, want+c.base
 		c.worst = max(c.worst, max(got, all)-min(got, all))
 		if c.worst > c.within {
-			return fmt.Errorf("%d bytes are mapped and cached, and the driver says that %d are used, of %d before", want, got, c.base)
+			return fmt.Errorf("%d bytes are mapped and cached, but the driver reports %d in use, %d before", want, got, c.base)
 		}
 		return nil
 	}
@@ -295,7 +295,7 @@ func (c *caches) compareWith(want uint64) error {
 		return err
 	}
 	if use.Used != want {
-		return fmt.Errorf("%d bytes are mapped and cached, and the ledger has %d", want, use.Used)
+		return fmt.Errorf("%d bytes are mapped and cached, but the ledger has %d", want, use.Used)
 	}
 	return nil
 }
@@ -337,7 +337,7 @@ func (c *caches) fillWith(left uint64) (err error) {
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
 	if _, err := p.Map(0, left+page); !errors.Is(err, vmm.ErrOutOfMemory) {
-		return fmt.Errorf("%d bytes are left, and more were mapped: %w", left, err)
+		return fmt.Errorf("%d bytes are left, but more were mapped: %w", left, err)
 	}
 	if left == 0 {
 		return nil

@@ -63,7 +63,7 @@ func FuzzInstall(f *testing.F) {
 		w.put(g.file, string(text))
 		r, err := Install(w.Host, g.engine, Options{})
 		if now := w.get(g.file); err != nil && now != string(text) {
-			t.Fatalf("refused (%v), and changed to %q", err, now)
+			t.Fatalf("the edit was refused (%v), but the file is now %q", err, now)
 		}
 		if err != nil || r.State != Done {
 			return

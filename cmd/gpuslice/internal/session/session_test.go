@@ -279,7 +279,7 @@ func TestTheTerminalIsTheCommandsOwn(t *testing.T) {
 	}
 	after, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
 	if err != nil || *after != *before {
-		t.Errorf("the terminal's settings are %+v (%v), and were %+v", after, err, before)
+		t.Errorf("the terminal's settings are %+v (%v), want %+v as before", after, err, before)
 	}
 }
 
@@ -300,7 +300,7 @@ func TestSignalAfterTheCommandsExitReachesItsDescendants(t *testing.T) {
 	_ = cmd.Process.Signal(unix.SIGTERM)
 	_ = cmd.Wait()
 	if _, err := os.Stat(filepath.Join(dir, "told")); err != nil || cmd.ProcessState.ExitCode() != 3 {
-		t.Errorf("exit code %d, %v: want the command's 3, and its orphan told", cmd.ProcessState.ExitCode(), err)
+		t.Errorf("exit code %d, %v: want the command's 3, and its orphan signalled", cmd.ProcessState.ExitCode(), err)
 	}
 }
 
