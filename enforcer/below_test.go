@@ -108,7 +108,7 @@ func TestNoCgroupLeadsOutOfAContainersPIDNamespace(t *testing.T) {
 	eventually(t, "both are the container's", shows)
 	h.restart()
 	truth.comparisons(t, 8)
-	eventually(t, "they are, after a restart", shows)
+	eventually(t, "the same is shown after a restart", shows)
 	// A process outside all containers' pid namespaces belongs to the container of its cgroup.
 	truth.set(gpu0, start(t, "", anothers).pid(), gib)
 	eventually(t, "it is the other's", func() bool { return h.see("victim").Devices[0].Overhead == gib })

@@ -70,7 +70,7 @@ func TestRefusalEventHasItsFigures(t *testing.T) {
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", 3*gib)
 	p.must("refused 0 %d", 2*gib)
-	eventually(t, "it is told", func() bool { return len(h.told(api.EventRefused)) > 0 })
+	eventually(t, "the refused event", func() bool { return len(h.told(api.EventRefused)) > 0 })
 	told := h.told(api.EventRefused)
 	must.Len(t, told, 1)
 	got := told[0]
@@ -93,7 +93,7 @@ func TestEachRefusalIsReportedOnce(t *testing.T) {
 	p, q := attached(t, h, "s1", gib), attached(t, h, "s2", gib)
 	for i := range uint64(100) {
 		p.must("refused 0 1")
-		eventually(t, "it is told", func() bool { return h.refusals() == i+1 })
+		eventually(t, "the refused event", func() bool { return h.refusals() == i+1 })
 	}
 	for range 400 {
 		p.must("refused 0 1")
@@ -122,7 +122,7 @@ func TestRefusalsOfAnExitedProcessAreReported(t *testing.T) {
 	p := attached(t, h, "s1", gib)
 	p.must("count 0 7")
 	p.kill()
-	eventually(t, "they are told", func() bool { return h.refusals() == 7 })
+	eventually(t, "the refused events", func() bool { return h.refusals() == 7 })
 	eventually(t, "the slice is gone", func() bool { return len(h.told(api.EventReleased)) == 1 })
 	if e := h.told(api.EventRefused)[0]; e.PID != p.pid() || e.Slice != "s1" {
 		t.Errorf("%+v", e)
@@ -148,14 +148,14 @@ func TestRestartRepeatsNoEvent(t *testing.T) {
 	h := newHost(t, nil)
 	p := attached(t, h, "s1", gib)
 	p.must("refused 0 5")
-	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
+	eventually(t, "the refused event", func() bool { return h.refusals() == 1 })
 	h.restart()
 	h.looks()
 	if n := h.refusals(); n != 0 {
 		t.Errorf("the new enforcer told %d that the former one has told", n)
 	}
 	p.must("refused 0 6")
-	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
+	eventually(t, "the refused event", func() bool { return h.refusals() == 1 })
 	if told := h.told(api.EventRefused); len(told) != 1 || told[0].Requested != 6 || told[0].Count != 1 {
 		t.Errorf("%+v", told)
 	}
@@ -167,15 +167,15 @@ func TestMessagesOfAHostileProcessAreBounded(t *testing.T) {
 	entry := entryAt(1)
 	refusals := entry + uint64(unsafe.Sizeof([6]uint64{})) // see struct ledger_entry
 	p.must("count 0 1")
-	eventually(t, "it is told", func() bool { return h.refusals() == 1 })
+	eventually(t, "the refused event", func() bool { return h.refusals() == 1 })
 	p.ask("poke %d %d", refusals, uint64(1)<<63)
-	eventually(t, "it is told", func() bool { return h.refusals() > 1 })
+	eventually(t, "the refused event", func() bool { return h.refusals() > 1 })
 	p.ask("poke %d 0", refusals) // the count goes down
 	h.looks()
 	n := h.refusals()
 	expect.True(t, n <= 1<<33, n, "refusals were believed")
 	p.must("refused 0 %d", uint64(1)<<63)
-	eventually(t, "it is told", func() bool { return h.refusals() == n+1 })
+	eventually(t, "the refused event", func() bool { return h.refusals() == n+1 })
 	p.ask("poke %d 9", entry-16)             // no such device of the slice
 	p.ask("poke %d %d", entry-64, 1_000_000) // in a refusal that was never counted
 	h.looks()

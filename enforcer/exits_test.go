@@ -60,14 +60,14 @@ func TestMemoryLeftByAnUnattachedProcessCounts(t *testing.T) {
 	parent, sibling := h.pair(on(gpu0, 4*gib))
 	sibling.must("attach")
 	truth.set(gpu0, parent.pid(), 3*gib)
-	eventually(t, "it is charged", func() bool { return overhead(h) == 3*gib })
+	eventually(t, "the memory is charged", func() bool { return overhead(h) == 3*gib })
 	eventually(t, "and named", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	parent.kill()
 	eventually(t, "the excess of no live process is no longer reported", func() bool { return len(h.told(api.EventCleared)) == 1 })
 	truth.comparisons(t, 20)
 	sibling.expect("refused", "charge 0 %d", 2*gib)
 	truth.set(gpu0, parent.pid(), 0)
-	eventually(t, "it is free", func() bool { return overhead(h) == 0 })
+	eventually(t, "the memory is free", func() bool { return overhead(h) == 0 })
 	sibling.must("charge 0 %d", 4*gib)
 }
 
@@ -90,7 +90,7 @@ func TestNoNumberOfExitedProcessesHoldsMoreThanTheQuota(t *testing.T) {
 		}
 		p.kill()
 		held := min(uint64(round)+1, 2) * gib
-		eventually(t, "what they left counts", func() bool { used, overhead := charged(h); return used == 0 && overhead == held })
+		eventually(t, "the remaining memory counts", func() bool { used, overhead := charged(h); return used == 0 && overhead == held })
 		eventually(t, "in the pool, too", func() bool { return h.pooled("llm") == held })
 	}
 	other.must("charge 0 %d", gib)
@@ -120,7 +120,7 @@ func TestMemoryOfAReplacedImageIsReleased(t *testing.T) {
 		t.Fatalf("the slice has %d, but the driver still holds 4 GiB for the process", used)
 	}
 	truth.set(gpu0, a.pid(), 0)
-	eventually(t, "it is given back", func() bool { return h.see("a").Devices[0].Used == 0 && h.pooled("llm") == 2*gib })
+	eventually(t, "the memory is released", func() bool { return h.see("a").Devices[0].Used == 0 && h.pooled("llm") == 2*gib })
 	if s := h.see("a"); s.ProcessCount != 0 || s.Devices[0].Recovered != 4*gib {
 		t.Fatalf("%+v", s)
 	}

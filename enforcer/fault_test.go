@@ -266,7 +266,7 @@ func killedAt(t *testing.T, point string) {
 		o.expect("refused", "charge 0 1")
 	} else if releasing && !released { // it was not killed yet
 		o.expect("refused", "charge 0 1")
-		eventually(t, "who asks is told", func() bool { return o.ask("attach") == "status 3" })
+		eventually(t, "an attach is refused", func() bool { return o.ask("attach") == "status 3" })
 	}
 	if !releasing {
 		d.nothingLeft()

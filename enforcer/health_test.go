@@ -67,7 +67,7 @@ func TestALoopThatHangsIsNotLive(t *testing.T) {
 	release := h.HoldSlice("s1")
 	defer release()
 	var health api.Health
-	eventually(t, "it hangs", func() bool {
+	eventually(t, "the enforcer is not live", func() bool {
 		h.Age(time.Minute)
 		health = h.health()
 		return !health.Live

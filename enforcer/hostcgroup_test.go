@@ -198,7 +198,7 @@ func TestGrantedHostMemoryIsNotChargedToTheProcess(t *testing.T) {
 	b.works(truth, mib)
 	h.becomes("a", api.Evicted)
 	a.returns()
-	eventually(t, "it has none", func() bool { return held.bytesOf(a) == 0 })
+	eventually(t, "the process has no host memory", func() bool { return held.bytesOf(a) == 0 })
 	expect.True(t, m.wasTold(ledger.Bare), "it was not told so")
 }
 
@@ -217,7 +217,7 @@ func TestDriverMovesIfTheHostCgroupIsFull(t *testing.T) {
 	// The process's own cgroup has no room either: it stays on the device, and the obstacle names both.
 	full.Store(true)
 	b.expect(statusAway, "return")
-	eventually(t, "it is said", func() bool {
+	eventually(t, "the reason is shown", func() bool {
 		o := h.see("a").Elastic.Obstacle
 		return strings.Contains(o, fmt.Sprint("cgroup of ", holderPID)) && strings.Contains(o, "and by the driver") && strings.Contains(o, fmt.Sprint("cgroup of ", a.pid()))
 	})
@@ -372,6 +372,6 @@ func TestAProcessThatBeginsAnewHasNoHostMemory(t *testing.T) {
 	a.returns()
 	must.Equal(t, held.bytesOf(a), 40*gib)
 	a.must("attach")
-	eventually(t, "it has none", func() bool { return held.bytesOf(a) == 0 })
+	eventually(t, "the process has no host memory", func() bool { return held.bytesOf(a) == 0 })
 	_ = h
 }

@@ -37,7 +37,7 @@ func TestOverwrittenPageIsDamaged(t *testing.T) {
 			p.must("charge 0 %d", 2) // change 1, in sum[1]
 			p.must("charge 0 %d", 2) // change 2, in sum[0]
 			p.expect("ok", "poke %d %d", c.offset, c.value)
-			eventually(t, "it is noticed", func() bool { return damaged(h, "s") })
+			eventually(t, "the slice is damaged", func() bool { return damaged(h, "s") })
 			must.True(t, h.see("s").Reason != "", "no reason")
 			if name != "magic" && name != "layout" && !strings.HasPrefix(p.ask("charge 0 1"), "refused") {
 				t.Fatal("something more was charged")
@@ -82,7 +82,7 @@ func TestOverwrittenLedgerIsDamagedAfterARestart(t *testing.T) {
 	m := h.member("m", "llm").uses()
 	q.expect("ok", "poke %d %d", 128+16, 100*gib)
 	m.expect("ok", "pokepool %d %d", 128+16, 100*gib)
-	eventually(t, "it is noticed", func() bool { return damaged(h, "s") && h.seePool("llm").State == api.Damaged })
+	eventually(t, "the slice is damaged", func() bool { return damaged(h, "s") && h.seePool("llm").State == api.Damaged })
 	reason := h.see("s").Reason
 	h.stop()
 	q.kill()
@@ -119,7 +119,7 @@ func TestContinuouslyOverwrittenPageHarmsOnlyItsSlice(t *testing.T) {
 		eventually(t, "it is named damaged", func() bool { return damaged(h, id) })
 		if seed%2 == 0 && os.Geteuid() == 0 {
 			h.restart()
-			eventually(t, "it still is", func() bool { return damaged(h, id) })
+			eventually(t, "it is damaged again", func() bool { return damaged(h, id) })
 			good.must("charge 0 1")
 			good.must("release 0 1")
 		}

@@ -23,7 +23,7 @@ func (f *fakeTruth) asks() (used, listed int) {
 func (f *fakeTruth) listings(t *testing.T, n int) int {
 	t.Helper()
 	used, listed := f.asks()
-	eventually(t, "it is asked", func() bool { now, _ := f.asks(); return now >= used+n })
+	eventually(t, "the driver is asked", func() bool { now, _ := f.asks(); return now >= used+n })
 	_, now := f.asks()
 	return now - listed
 }
@@ -59,7 +59,7 @@ func TestDriverListsNoProcessesWhileDevicesAreIdle(t *testing.T) {
 	expect.Equal(t, h.see("s").Devices[0].Overhead, 100*mib, "overhead")
 	honest.must("charge 0 %d", gib)
 	truth.set(gpu0, honest.pid(), 3*gib+200*mib)
-	eventually(t, "what it takes then is seen", func() bool { return h.see("s").Devices[0].Overhead == 200*mib })
+	eventually(t, "the new overhead is sampled", func() bool { return h.see("s").Devices[0].Overhead == 200*mib })
 	truth.quiet(t)
 }
 
@@ -124,7 +124,7 @@ func TestHiddenMemoryIsFoundOnAnIdleDevice(t *testing.T) {
 			truth.justListed(t)
 			c.happen(truth, honest, other)
 			from := truth.queries(gpu0)
-			eventually(t, "it is named", func() bool { return at.Load() > 0 })
+			eventually(t, "the bypass event", func() bool { return at.Load() > 0 })
 			if n := int(at.Load()) - from; n > c.within {
 				t.Errorf("it took %d queries", n)
 			}

@@ -94,7 +94,7 @@ func TestATokenLetsAProcessJoinThatDoesNotDescendFromTheSession(t *testing.T) {
 	}
 	// Its exit releases what it held, and a new process with its pid is no member.
 	other.kill()
-	eventually(t, "what it held is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
+	eventually(t, "its memory is released", func() bool { return h.see("s").Devices[0].Used == 0 })
 }
 
 func TestJoinedProcessIsKnownAfterARestart(t *testing.T) {

@@ -181,7 +181,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	other.uses().must("charge 0 %d", gib)
 	other.expect("refused", "charge 0 1")
 	slow.kill()
-	eventually(t, "it is given back", func() bool { return h.pooled("llm") == gib })
+	eventually(t, "the memory is released", func() bool { return h.pooled("llm") == gib })
 }
 
 // A session's quota stays granted after its end while a process that may have its ledger lives: the process may hold the charged bytes, and
@@ -227,7 +227,7 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 		t.Fatalf("%+v", h.seePool("llm"))
 	}
 	slow.kill()
-	eventually(t, "it is given back", func() bool { return h.pooled("llm") == 0 })
+	eventually(t, "the memory is released", func() bool { return h.pooled("llm") == 0 })
 }
 
 func TestTheQuotaOfASliceWhoseLedgerIsNotFoundIsKept(t *testing.T) {
@@ -264,7 +264,7 @@ func TestProcessOutsideTheCgroupKeepsItsLaneAtARestart(t *testing.T) {
 	p.must("charge 0 %d", 3*gib)
 	p.expect("refused", "charge 0 1")
 	p.kill()
-	eventually(t, "it is given back", func() bool { return h.see("s").Devices[0].Used == 0 })
+	eventually(t, "the memory is released", func() bool { return h.see("s").Devices[0].Used == 0 })
 }
 
 func TestReleasesAtARestartAreEvents(t *testing.T) {
@@ -276,7 +276,7 @@ func TestReleasesAtARestartAreEvents(t *testing.T) {
 	h.stop()
 	b.kill()
 	h.start()
-	eventually(t, "it is told", func() bool { return len(h.told(api.EventFreed)) > 0 })
+	eventually(t, "the freed event", func() bool { return len(h.told(api.EventFreed)) > 0 })
 	if got := h.told(api.EventFreed); len(got) != 1 || got[0].Bytes != 3*mib {
 		t.Fatalf("%+v", got)
 	}

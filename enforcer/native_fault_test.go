@@ -79,7 +79,7 @@ func TestTheStoreKnowsOfLimitsBeforeTheDriverDoes(t *testing.T) {
 		switch id {
 		case "frozen":
 			truth.set(gpu0, p.pid(), 3*gib)
-			eventually(t, "it is frozen", func() bool { return h.see(id).State == api.Frozen })
+			eventually(t, "the slice is frozen", func() bool { return h.see(id).State == api.Frozen })
 		case "expired": // it ignores SIGTERM
 			must.Do(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 		}
@@ -241,7 +241,7 @@ func TestALimitThatTheSimulatedDriverLostIsSetAgain(t *testing.T) {
 	must.Do(t, err)
 	defer nvml.Close()
 	must.Do(t, nvml.Unlimit(c.cgroup, devices[0].UUID))
-	eventually(t, "it has it again", func() bool { return limit(c.cgroup, 0) == 3*gib })
+	eventually(t, "the driver has the limit again", func() bool { return limit(c.cgroup, 0) == 3*gib })
 	c.init.kill()
 	eventually(t, "the slice is gone", func() bool { return len(d.ids()) == 0 })
 	d.kill()

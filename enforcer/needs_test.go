@@ -54,7 +54,7 @@ func TestNeedsSurviveProcessesSliceAndEnforcer(t *testing.T) {
 	p := attached(t, h, "s1", 4*gib)
 	p.must("charge 0 %d", 3*gib)
 	p.must("refused 0 %d", 2*gib)
-	eventually(t, "it is kept", func() bool { return h.see("s1").Refusal != nil })
+	eventually(t, "the refusal is kept", func() bool { return h.see("s1").Refusal != nil })
 	if h.options.Unprivileged {
 		t.Skip("an enforcer of one user begins anew")
 	}
@@ -82,7 +82,7 @@ func TestARefusalByAPoolNamesTheHoldersOfAllMembers(t *testing.T) {
 	a.must("charge 0 %d", 4*gib)
 	b.must("charge 0 %d", gib)
 	b.must("refused 0 %d", 2*gib)
-	eventually(t, "it is kept", func() bool { return h.see("b").Refusal != nil })
+	eventually(t, "the refusal is kept", func() bool { return h.see("b").Refusal != nil })
 	r := h.see("b").Refusal
 	want := []api.Holder{{PID: a.pid(), Command: "client", Slice: "a", Used: 4 * gib}, {PID: b.pid(), Command: "client", Slice: "b", Used: gib}}
 	if r.Pool != "llm" || *r.Limit != 6*gib || r.Needed != 7*gib || !reflect.DeepEqual(r.Holders, want) {
@@ -125,5 +125,5 @@ func TestAllocationsAreCountedOnceAndOutliveTheirSlices(t *testing.T) {
 	h.restart()
 	h.CountWith(count)
 	q.must("charge 0 1")
-	eventually(t, "what was counted before a restart is not again", func() bool { return count.n.Load() == 8 })
+	eventually(t, "only new allocations are counted", func() bool { return count.n.Load() == 8 })
 }

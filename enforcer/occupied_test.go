@@ -101,7 +101,7 @@ func TestUtilizationIsSampledOnlyWhileRequested(t *testing.T) {
 	truth.mu.Lock()
 	truth.busy = map[int]uint32{p.pid(): 42}
 	truth.mu.Unlock()
-	eventually(t, "what the driver says is shown", func() bool { b := shown().Devices[0].Busy; return b != nil && *b == 42 })
+	eventually(t, "utilization is shown", func() bool { b := shown().Devices[0].Busy; return b != nil && *b == 42 })
 	truth.mu.Lock()
 	truth.busy = map[int]uint32{}
 	truth.mu.Unlock()

@@ -36,7 +36,7 @@ func newPolicyHost(t *testing.T, action api.Action, scope api.Scope) (*host, *fa
 func (f *fakeTruth) comparisons(t *testing.T, n int) {
 	t.Helper()
 	from := f.looked()
-	eventually(t, "it is compared", func() bool { return f.looked() > from+n })
+	eventually(t, "driver and ledger are compared", func() bool { return f.looked() > from+n })
 }
 
 func (p *proc) dead() bool {
@@ -56,7 +56,7 @@ func TestAProcessThatNeverAttachedIsNamed(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu0, p.pid(), 3*gib)
-	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) > 0 })
+	eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) > 0 })
 	truth.comparisons(t, 8)
 	events := h.told(api.EventBypass)
 	must.Len(t, events, 1, "it is told once")
@@ -77,7 +77,7 @@ func TestAProcessThatUsesADeviceWithoutAQuotaIsNamed(t *testing.T) {
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, 4*gib))
 	truth.set(gpu1, p.pid(), gib)
-	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	if e := h.told(api.EventBypass)[0]; e.Device != gpu1 || e.Limit != nil {
 		t.Fatalf("%+v", e)
 	}
@@ -90,7 +90,7 @@ func TestPolicyKillEndsOnlyTheProcess(t *testing.T) {
 	honest.must("charge 0 %d", gib)
 	truth.set(gpu0, honest.pid(), gib+300*mib)
 	truth.set(gpu0, hidden.pid(), 2*gib)
-	eventually(t, "it is dead", hidden.dead)
+	eventually(t, "the process is dead", hidden.dead)
 	truth.set(gpu0, hidden.pid(), 0)
 	eventually(t, "the death is told", func() bool { return len(h.told(api.EventKilled)) == 1 })
 	if e := h.told(api.EventKilled)[0]; e.PID != hidden.pid() || e.Command != "client" || e.Bytes != 2*gib || e.Count != 1 {
@@ -122,7 +122,7 @@ func TestPolicyRefusesWhileTheViolationLasts(t *testing.T) {
 	truth.set(gpu0, honest.pid(), 2*gib)
 	truth.set(gpu0, hidden.pid(), gib)
 	frozen := func() bool { return h.see("s").State == api.Frozen }
-	eventually(t, "it is frozen", frozen)
+	eventually(t, "the slice is frozen", frozen)
 	honest.expect("refused", "charge 0 1") // although 5 GiB of the quota are left
 	honest.expect("refused", "charge 1 1")
 	s := h.see("s")
@@ -141,8 +141,8 @@ func TestPolicyRefusesWhileTheViolationLasts(t *testing.T) {
 
 	hidden.kill()
 	truth.set(gpu0, hidden.pid(), 0)
-	eventually(t, "it is given back", func() bool { return h.see("s").State == api.Active })
-	eventually(t, "what was hidden is, too", func() bool { return honest.ask("charge 0 %d", 7*gib) != "refused" })
+	eventually(t, "the slice is active again", func() bool { return h.see("s").State == api.Active })
+	eventually(t, "the hidden memory is released, too", func() bool { return honest.ask("charge 0 %d", 7*gib) != "refused" })
 	honest.must("charge 1 %d", 8*gib)
 	honest.expect("refused", "charge 0 1")
 	eventually(t, "that is told", func() bool { return len(h.told(api.EventCleared)) == 1 })
@@ -157,7 +157,7 @@ func TestChangedPolicyThawsFrozenSlices(t *testing.T) {
 	honest, hidden := h.pair(on(gpu0, 8*gib))
 	honest.must("attach")
 	truth.set(gpu0, hidden.pid(), gib)
-	eventually(t, "it is frozen", func() bool { return h.see("s").State == api.Frozen })
+	eventually(t, "the slice is frozen", func() bool { return h.see("s").State == api.Frozen })
 	h.with(func(o *enforcer.Options) { o.Policy.Bypass = api.Log })
 	honest.must("charge 0 %d", gib)
 	must.Equal(t, h.see("s").State, api.Active, "state")
@@ -172,13 +172,13 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 	truth.comparisons(t, 20)
 	must.Len(t, h.told(api.EventBypass), 0, "what the driver takes for itself is named")
 	truth.set(gpu0, p.pid(), 8*gib) // within the quota
-	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.comparisons(t, 20)
 	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || e.Cause != api.BypassExcess || e.Bytes != 7*gib || p.dead() {
 		t.Fatalf("%+v", e)
 	}
 	truth.set(gpu0, p.pid(), 8*gib+2*mib)
-	eventually(t, "it is dead", p.dead)
+	eventually(t, "the process is dead", p.dead)
 	eventually(t, "that is told", func() bool { return len(h.told(api.EventKilled)) == 1 })
 	if events := h.told(api.EventBypass); len(events) != 2 || events[1].Action != api.Kill {
 		t.Fatalf("%+v", events)
@@ -192,7 +192,7 @@ func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
 	p.must("attach")
 	p.must("charge 0 %d", gib)
 	truth.set(gpu0, p.pid(), 8*gib)
-	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.mu.Lock()
 	truth.bytes[gpu0][p.pid()], truth.bytes[gpu0][other.pid()] = gib, 9*gib
 	truth.mu.Unlock()
@@ -207,7 +207,7 @@ func TestRecordModeOnlyReportsViolations(t *testing.T) {
 	p := start(t, "/nonexistent", "")
 	must.Get(h.Register(context.Background(), api.RegisterRequest{ID: "s", Mode: api.Record, Quotas: []api.Quota{on(gpu0, gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid())}))(t)
 	truth.set(gpu0, p.pid(), 3*gib)
-	eventually(t, "it is named", func() bool { return len(h.told(api.EventBypass)) == 1 })
+	eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) == 1 })
 	truth.comparisons(t, 10)
 	if e := h.told(api.EventBypass)[0]; e.Action != api.Log || p.dead() {
 		t.Fatalf("%+v", e)
@@ -234,7 +234,7 @@ func TestOverwrittenPageIsAViolationOfTheSlice(t *testing.T) {
 			vandal.must("attach")
 			sibling.must("attach")
 			vandal.expect("ok", "poke %d %d", 40, 1)
-			eventually(t, "it is told", func() bool { return len(h.told(api.EventBypass)) == 1 })
+			eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) == 1 })
 			if e := h.told(api.EventBypass)[0]; e.Cause != api.BypassOverwritten || e.Action != action || e.PID != 0 {
 				t.Fatalf("%+v", e)
 			}
@@ -242,7 +242,7 @@ func TestOverwrittenPageIsAViolationOfTheSlice(t *testing.T) {
 				await.Quiet(t, "it is not left alone", 100*time.Millisecond, func() bool { return vandal.dead() || sibling.dead() || !damaged(h, "s") })
 				return
 			}
-			eventually(t, "they are dead", func() bool { return vandal.dead() && sibling.dead() })
+			eventually(t, "both processes are dead", func() bool { return vandal.dead() && sibling.dead() })
 			eventually(t, "the slice is gone", func() bool { _, err := h.Slice(context.Background(), "s"); return err != nil })
 			if events := h.told(api.EventKilled); len(events) != 1 || events[0].Count != 2 {
 				t.Fatalf("%+v", events)
@@ -284,8 +284,8 @@ func TestAProcessThatChargesAllTheTimeIsFound(t *testing.T) {
 	p.must("attach")
 	p.tell("hammer 0 %d", uint64(1)<<40)
 	truth.set(gpu0, p.pid(), 6*gib)
-	eventually(t, "it is dead", p.dead)
-	eventually(t, "it is told", func() bool { return len(h.told(api.EventKilled)) > 0 })
+	eventually(t, "the process is dead", p.dead)
+	eventually(t, "the killed event", func() bool { return len(h.told(api.EventKilled)) > 0 })
 	if events := h.told(api.EventKilled); len(events) != 1 || events[0].Cause != api.BypassExcess {
 		t.Fatalf("%+v", events)
 	}

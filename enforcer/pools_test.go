@@ -139,7 +139,7 @@ func TestChargeMissingInThePoolIsAdded(t *testing.T) {
 	b.must("charge 0 %d", 3*gib)
 	b.expect("refused", "charge 0 1")
 	a.kill()
-	eventually(t, "nothing of it is left", func() bool { return h.pooled("llm") == 3*gib })
+	eventually(t, "its memory is released", func() bool { return h.pooled("llm") == 3*gib })
 }
 
 // A process is stopped between its two charges, or skips the second. Those bytes count in the pool if the driver says that the process holds them;
@@ -163,7 +163,7 @@ func TestProcessStoppedBetweenItsChargesDoesNotExceedThePool(t *testing.T) {
 	a.must("charge 0 %d", gib)
 	b.must("charge 0 %d", 4*gib)
 	a.must("half 0 %d", 2*gib)
-	eventually(t, "what is free counts", func() bool { return h.pooled("llm") == 6*gib })
+	eventually(t, "the pool is full", func() bool { return h.pooled("llm") == 6*gib })
 	b.must("release 0 %d", gib/2)
 	eventually(t, "and what becomes free", func() bool { return h.pooled("llm") == 6*gib })
 	if d := h.seePool("llm").Devices[0]; d.Peak > 6*gib || d.Overhead != 3*gib/2 {
@@ -197,7 +197,7 @@ func TestMembersOverheadCountsInThePoolAfterARestart(t *testing.T) {
 	h.stop()
 	truth.set(gpu0, a.pid(), gib)
 	h.start()
-	eventually(t, "what is gone does not", func() bool { return h.pooled("llm") == gib })
+	eventually(t, "the released memory no longer counts", func() bool { return h.pooled("llm") == gib })
 	b.must("charge 0 %d", 5*gib)
 	a.expect("refused", "charge 0 1")
 }
@@ -284,7 +284,7 @@ func TestOverwrittenPoolGrantsNothing(t *testing.T) {
 	s, _ := h.session("s", on(api.AllDevices, gib))
 	s.uses()
 	a.expect("ok", "pokepool 144 %d", 100*gib)
-	eventually(t, "it is found", func() bool { return h.seePool("llm").State == api.Damaged })
+	eventually(t, "the pool is damaged", func() bool { return h.seePool("llm").State == api.Damaged })
 	a.expect("refused", "charge 0 1")
 	b.expect("refused", "charge 0 1")
 	s.must("charge 0 %d", gib)
@@ -300,7 +300,7 @@ func TestOverwrittenPoolIsAnEvent(t *testing.T) {
 			h.pool("llm", on(api.AllDevices, 6*gib))
 			a := h.member("a", "llm").uses()
 			a.expect("ok", "pokepool 144 %d", 100*gib) // the first device's limit
-			eventually(t, "it is told", func() bool { return len(h.told(api.EventBypass)) > 0 })
+			eventually(t, "the bypass event", func() bool { return len(h.told(api.EventBypass)) > 0 })
 			h.looks()
 			events := h.told(api.EventBypass)
 			if e := events[0]; len(events) != 1 || e.Pool != "llm" || e.Slice != "" || e.Cause != api.BypassOverwritten || e.Action != told {

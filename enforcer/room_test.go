@@ -47,9 +47,9 @@ func TestAttachIsRefusedWhileTheStoreIsFull(t *testing.T) {
 				charged := func(bytes uint64) func() bool {
 					return func() bool { return h.see("a").Devices[0].Overhead == bytes && h.pooled("llm") == bytes }
 				}
-				eventually(t, "it is charged", charged(gib))
+				eventually(t, "the memory is charged", charged(gib))
 				truth.set(gpu0, p.pid(), 0)
-				eventually(t, "it is given back", charged(0))
+				eventually(t, "the memory is released", charged(0))
 				full.Store(false)
 				p.uses().must("charge 0 %d", 3*gib)
 				p.expect("refused", "charge 0 %d", 2*gib)
@@ -93,7 +93,7 @@ func TestSliceIsRestoredWithoutDiskSpace(t *testing.T) {
 	c.pass(time.Hour)
 	h.expired("expires")
 	full.Store(false)
-	eventually(t, "what is owed is written", func() bool {
+	eventually(t, "the owed record is written", func() bool {
 		return h.stored(`"released":true`)
 	})
 	h.restart()

@@ -40,7 +40,7 @@ func TestAProcessOfAnElasticSliceMovesItsMemoryItself(t *testing.T) {
 	truth.comparisons(t, 4)
 	expect.Equal(t, h.see("a").Devices[0].Used+h.see("a").Devices[0].Overhead, 600*mib, "it is charged for what it has left")
 	truth.set(gpu0, a.pid(), 2*gib)
-	eventually(t, "what is beyond that is charged", func() bool { return h.see("a").Devices[0].Overhead == 2*gib-600*mib })
+	eventually(t, "memory beyond the remainder is charged", func() bool { return h.see("a").Devices[0].Overhead == 2*gib-600*mib })
 	truth.set(gpu0, a.pid(), 600*mib)
 	h.restart()
 	if s := h.see("a"); s.State != api.Evicted || s.Devices[0].Suspended != 40*gib-600*mib || h.granted(t) != 45*gib+600*mib {
@@ -99,7 +99,7 @@ func TestProcessLockedByAnotherProgramStays(t *testing.T) {
 	h, _, f, a, b, m := ownTurns(t)
 	m.set(func(m *selfMover) { m.mute[ledger.Locked] = true })
 	f.set(func() { f.state[a.pid()] = checkpoint.Locked })
-	eventually(t, "it is said", func() bool {
+	eventually(t, "the reason is shown", func() bool {
 		b.expect(statusAway, "return")
 		return strings.Contains(h.see("a").Elastic.Obstacle, "by a program outside gpuslice")
 	})
@@ -160,7 +160,7 @@ func TestProcessWithoutRoomStaysInHostMemory(t *testing.T) {
 	h.becomes("a", api.Evicted)
 	m.set(func(m *selfMover) { m.fails[ledger.Locked] = ledger.MoveDevice })
 	a.expect(statusAway, "return")
-	eventually(t, "it is said", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "the device has no room") })
+	eventually(t, "the obstacle is shown", func() bool { return strings.Contains(h.see("a").Elastic.Obstacle, "the device has no room") })
 	if s := h.becomes("a", api.Evicted); m.place() != ledger.Aside || truth.holds(a.pid()) != 600*mib || s.Devices[0].Suspended != 40*gib-600*mib || f.moved(a) {
 		t.Errorf("%+v", s)
 	}
@@ -317,7 +317,7 @@ func TestHostMemoryIsKeptWhileItIsPlentiful(t *testing.T) {
 	// The host of 1 TiB has 6 GiB less than an eighth available, so the process gives back 6 GiB.
 	enforcer.HostHas(122 * gib)
 	turn()
-	eventually(t, "it gives that back", bare)
+	eventually(t, "the host memory is released", bare)
 	expect.Equal(t, atomic.LoadUint64(m.keep), 40*gib-600*mib-6*gib, "it keeps")
 	enforcer.HostHas(gib)
 	turn()
@@ -427,7 +427,7 @@ func TestMemoryLeftOnTheDeviceIsMovedForAnOrdinarySlice(t *testing.T) {
 	h.becomes("a", api.Evicted)
 	truth.set(gpu0, b.pid(), 0)
 	b.kill()
-	eventually(t, "it is gone", func() bool { return h.granted(t) == 600*mib })
+	eventually(t, "the released memory is no longer granted", func() bool { return h.granted(t) == 600*mib })
 	p := start(t, filepath.Join(h.options.RunDir, "to-ordinary"), "")
 	r := api.RegisterRequest{ID: "ordinary", Quotas: []api.Quota{on(gpu0, 80*gib)}, Session: true, PID: p.pid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	_, err := h.Register(context.Background(), r)
@@ -446,7 +446,7 @@ func TestImmovableMemoryStays(t *testing.T) {
 	a, b := h.elastic("a", 80*gib, 0), h.elastic("b", 80*gib, 0)
 	m := h.movesItself(a.works(truth, 40*gib), "a", truth)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
-	eventually(t, "it is said", func() bool {
+	eventually(t, "the obstacle is shown", func() bool {
 		b.expect(statusAway, "return")
 		return strings.Contains(h.see("b").Elastic.Obstacle, "a has 600MiB")
 	})

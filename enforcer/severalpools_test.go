@@ -61,7 +61,7 @@ func TestASliceDrawsOnADevicesPoolThere(t *testing.T) {
 			must.Equal(t, figures(), "[none other s] 6 3 [none s] 2 2", "after a restart")
 			s.tell("exec")
 			s.usesBoth()
-			eventually(t, "what it held before exec is given back in both", func() bool { return figures() == "[none other s] 2 3 [none s] 1 2" })
+			eventually(t, "memory held before the exec is released in both ledgers", func() bool { return figures() == "[none other s] 2 3 [none s] 1 2" })
 			none.must("charge 0 %d", 4*gib)
 			none.kill()
 			eventually(t, "a death gives back in both", func() bool { return figures() == "[other s] 2 2 [s] 0 1" })
@@ -78,7 +78,7 @@ func TestOverheadIsChargedToTheDevicesPool(t *testing.T) {
 	s.must("charge 0 %d", gib)
 	truth.set(gpu0, s.pid(), 3*gib)
 	truth.set(gpu1, s.pid(), gib)
-	eventually(t, "it counts there", func() bool { return h.pooled("a") == 3*gib && h.pooled("b") == gib })
+	eventually(t, "it counts in the pools", func() bool { return h.pooled("a") == 3*gib && h.pooled("b") == gib })
 	s.must("half 1 %d", gib/2)
 	truth.set(gpu1, s.pid(), 3*gib/2)
 	eventually(t, "and so does what was charged to the slice only", func() bool { return h.pooled("a") == 3*gib && h.pooled("b") == 3*gib/2 })
@@ -111,7 +111,7 @@ func TestTwoPoolsOfOneDeviceAreRefused(t *testing.T) {
 	}
 	must.Do(t, extend("a", on(gpu0, 7*gib)))
 	s.kill()
-	eventually(t, "it can be, once that has ended", func() bool { return extend("a", on(gpu1, gib)) == nil })
+	eventually(t, "the pool can be extended once the member has ended", func() bool { return extend("a", on(gpu1, gib)) == nil })
 }
 
 // Pools change while slices join them: a slice never has two pools on one device.
@@ -147,7 +147,7 @@ func TestProcessRefusedByADamagedPoolHasNoLaneInOthers(t *testing.T) {
 	b.must("attach")
 	b.must("device %s %d", hex1, 80*gib)
 	b.expect("ok", "pokepool 144 %d", 100*gib)
-	eventually(t, "it is found", func() bool { return h.seePool("b").State == api.Damaged })
+	eventually(t, "the pool is damaged", func() bool { return h.seePool("b").State == api.Damaged })
 	s := h.memberOf("s", both)
 	for range 3 {
 		s.expect("status 3", "attach")

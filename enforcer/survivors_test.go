@@ -57,7 +57,7 @@ func TestProcessesThatSurviveASessionCountUntilTheyExit(t *testing.T) {
 				return errors.Is(err, api.ErrNotFound)
 			}
 			eventually(t, "the session is gone", released)
-			eventually(t, "what it held counts", func() bool { return h.device(gpu0).Quotas == 3*gib })
+			eventually(t, "the exited process's memory counts", func() bool { return h.device(gpu0).Quotas == 3*gib })
 			other.expect("refused", "charge 0 1")
 			h.restart()
 			h.wantGranted(gpu0, 3*gib, 77*gib)
@@ -65,7 +65,7 @@ func TestProcessesThatSurviveASessionCountUntilTheyExit(t *testing.T) {
 			_, err := h.Register(as(p.pid(), 0), api.RegisterRequest{ID: "t", Session: true, PID: p.pid(), Quotas: []api.Quota{on(gpu0, 78*gib)}})
 			expect.ErrorContains(t, err, "s has 3GiB")
 			other.kill()
-			eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
+			eventually(t, "the memory is free", func() bool { return h.device(gpu0).Quotas == 0 })
 			must.Len(t, must.Get(os.ReadDir(filepath.Join(h.options.RunDir, "slices")))(t), 0, "left")
 		})
 	}
@@ -153,7 +153,7 @@ func TestHiddenMemoryOfAReleasedContainerCounts(t *testing.T) {
 	h.restart()
 	h.wantGranted(gpu0, 5*gib, 75*gib)
 	p.kill()
-	eventually(t, "it is free", func() bool { return h.device(gpu0).Quotas == 0 })
+	eventually(t, "the memory is free", func() bool { return h.device(gpu0).Quotas == 0 })
 }
 
 // A restarted enforcer finds a session's page in any process that maps it, also one that no longer belongs to the session.
@@ -188,7 +188,7 @@ func TestPageIsFoundInAnyProcessThatMapsIt(t *testing.T) {
 		stray.must("charge 0 %d", 5*gib)
 		stray.expect("refused", "charge 0 1")
 		stray.in.Close()
-		eventually(t, "it is given back", func() bool { return h.see(id).Devices[0].Used == 0 })
+		eventually(t, "the memory is released", func() bool { return h.see(id).Devices[0].Used == 0 })
 	}
 }
 
@@ -221,7 +221,7 @@ func TestPoolCountsSurvivorsOfASessionUntilTheyExit(t *testing.T) {
 	p.must("charge 0 %d", 5*gib)
 	p.expect("refused", "charge 0 1")
 	below.in.Close()
-	eventually(t, "it is free", used(5*gib))
+	eventually(t, "the memory is free", used(5*gib))
 	p.must("charge 0 %d", 3*gib)
 }
 
@@ -246,7 +246,7 @@ func TestPoolCountsMemoryOfAReleasedSession(t *testing.T) {
 		expect.Equal(t, h.seePool("llm").Devices[0].Used, 3*gib, "are used")
 	}
 	other.in.Close()
-	eventually(t, "it is free", func() bool { return h.seePool("llm").Devices[0].Used == 0 })
+	eventually(t, "the memory is free", func() bool { return h.seePool("llm").Devices[0].Used == 0 })
 }
 
 // Ending one session after another while their processes live gives a user no more.

@@ -359,7 +359,7 @@ func TestTheDriverIsNotAskedForAProcessThatIsStopped(t *testing.T) {
 		t.Error("the driver was asked")
 	}
 	must.Do(t, a.cmd.Process.Signal(syscall.SIGCONT))
-	eventually(t, "it goes on", func() bool { return !process.Stopped(a.pid()) })
+	eventually(t, "the process continues", func() bool { return !process.Stopped(a.pid()) })
 	must.Do(t, h.suspend("one"))
 	must.Do(t, h.resume("one"))
 }
@@ -487,7 +487,7 @@ func TestSuspendedProcessRestoredByAnotherProgramIsCharged(t *testing.T) {
 	truth.comparisons(t, 4)
 	must.Equal(t, overhead(h), 0, "bytes are charged to a suspended slice")
 	truth.set(gpu0, a.pid(), 2*gib)
-	eventually(t, "it is charged", func() bool { return overhead(h) == 2*gib })
+	eventually(t, "the memory is charged", func() bool { return overhead(h) == 2*gib })
 	eventually(t, "and counts", func() bool { return h.granted(t) == 2*gib || h.granted(t) == 0 })
 }
 

@@ -76,7 +76,7 @@ func TestAnUnknownFigureIsNotCharged(t *testing.T) {
 		i := slices.IndexFunc(health.Checks, func(c api.Check) bool { return c.Name == "truth" && c.Device == gpu0 })
 		return i >= 0 && health.Checks[i].Failures > 0
 	}
-	eventually(t, "nobody takes that for an answer", untold)
+	eventually(t, "the failed sample is counted", untold)
 }
 
 func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
@@ -94,7 +94,7 @@ func TestTheFirstContextsCostIsLearnedAndChargedBefore(t *testing.T) {
 		devices, _ := h.Devices(context.Background())
 		return devices[0].Context == 433*mib && devices[1].Context == 433*mib // of one model
 	}
-	eventually(t, "it is learned", learned)
+	eventually(t, "the context cost is learned", learned)
 	// Another process's observed cost is no reason to charge more.
 	p.tell("exec")
 	p.must("attach")
@@ -201,7 +201,7 @@ func TestAFirstContextIsNotChargedTwice(t *testing.T) {
 		if n%2 == 0 {
 			// The comparison sees it before the process has charged it: it is not taken for hidden memory.
 			looked := truth.looked()
-			eventually(t, "it is looked at", func() bool { return truth.looked() > looked+3 })
+			eventually(t, "the slice is sampled", func() bool { return truth.looked() > looked+3 })
 			must.Equal(t, h.see(id).Devices[0].Overhead, 0, "charged for the process before it could")
 		}
 		must.Equal(t, p.must("truth 0"), context, "truth")
@@ -222,7 +222,7 @@ func TestProcessThatAsksWithoutChargingIsFound(t *testing.T) {
 	p.must("attach")
 	truth.set(gpu0, p.pid(), 518*mib)
 	p.must("truth 0")
-	eventually(t, "it is charged", func() bool { return h.see("s").Devices[0].Overhead == 518*mib })
+	eventually(t, "the memory is charged", func() bool { return h.see("s").Devices[0].Overhead == 518*mib })
 	p.must("truth 0")
 	must.Equal(t, h.see("s").Devices[0].Overhead, 518*mib, "asking again took it back")
 }
@@ -349,7 +349,7 @@ func TestFindingsAreInTheMetrics(t *testing.T) {
 	}
 	eventually(t, "nothing is found yet", says(`gpuslice_bypass_total{action="log"`, 0))
 	truth.set(gpu0, p.pid(), 3*gib)
-	eventually(t, "it is counted", says(`gpuslice_bypass_total{action="log"`, 1))
+	eventually(t, "the metric counts it", says(`gpuslice_bypass_total{action="log"`, 1))
 	eventually(t, "its bytes are shown", says("gpuslice_slice_bypass_bytes{", float64(3*gib)))
 	truth.set(gpu0, p.pid(), 0)
 	eventually(t, "as long as they are there", says("gpuslice_slice_bypass_bytes{", 0))
@@ -371,7 +371,7 @@ func TestChargeAfterTheCallIsNotHiddenMemory(t *testing.T) {
 	truth.comparisons(t, 10)
 	must.Equal(t, overhead(h), 0, "bytes are charged twice")
 	truth.set(gpu0, p.pid(), 5*mib)
-	eventually(t, "what nobody charges is charged at once", func() bool { return overhead(h) == mib })
+	eventually(t, "uncharged memory is charged at once", func() bool { return overhead(h) == mib })
 }
 
 // A process that also charges and releases by turns looks like one that makes small allocations. It can hide what is tolerated for those,
@@ -419,7 +419,7 @@ func TestOverheadOfABusyProcessSurvivesARestart(t *testing.T) {
 	p.uses()
 	p.must("charge 0 %d", 100*mib)
 	truth.set(gpu0, p.pid(), 600*mib)
-	eventually(t, "it is charged", func() bool { return overhead(h) == 500*mib })
+	eventually(t, "the memory is charged", func() bool { return overhead(h) == 500*mib })
 	p.must("begin 0") // it may allocate at any time
 	// The samples that must agree take longer than SettleTime.
 	h.with(func(*enforcer.Options) { truth.takes = h.options.SettleTime / 5 })

@@ -122,7 +122,7 @@ func TestSlowDiskDoesNotDelayChargesOfHiddenMemory(t *testing.T) {
 	ttl = time.Second
 	change(api.ChangeRequest{TTL: &ttl})()
 	during("the end of its time", func() {
-		eventually(t, "it is over", func() bool { _, err := h.Slice(ctx, "a"); return err != nil })
+		eventually(t, "the slice has ended", func() bool { _, err := h.Slice(ctx, "a"); return err != nil })
 	})
 	c, reply, token := h.tokenSession("c", on(gpu0, gib))
 	c.must("attach")

@@ -151,7 +151,7 @@ func TestGrantsAreChargedToTheHoldersCgroup(t *testing.T) {
 	}
 	// A process that has ended leaves no memory, even if another one has its descriptor.
 	endA()
-	eventually(t, "it is forgotten", func() bool { return k.has(t, a) == 0 && near(k.used(t), Step) })
+	eventually(t, "the exited process's memory is released", func() bool { return k.has(t, a) == 0 && near(k.used(t), Step) })
 	expect.ErrorIs(t, must.Err(k.Grow(a, 16*Step, 0, Step)), unix.ESRCH, "one that has ended got memory")
 	endB()
 	eventually(t, "nothing is left", func() bool { return k.has(t, Process{}) == 0 && near(k.used(t), 0) })
@@ -191,7 +191,7 @@ func TestIdleHolderExits(t *testing.T) {
 	_ = k.Close()
 	await.Quiet(t, "it ends while it holds something", 2*o.Idle, ended)
 	end()
-	eventually(t, "it ends", ended)
+	eventually(t, "the holder exits", ended)
 }
 
 // Granted memory stays in place, and charged there.
@@ -204,7 +204,7 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 	copy(memory, "what was written is read")
 	pid := must.Get(k.PID())(t)
 	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-	eventually(t, "it is dead", func() bool { return !process.Exists(pid) })
+	eventually(t, "the holder is dead", func() bool { return !process.Exists(pid) })
 	next, err := k.PID()
 	if err != nil || next == pid || k.has(t, p) != 0 || !near(k.used(t), Step) {
 		t.Errorf("%v: %d has %d, %d used", err, next, k.has(t, p), k.used(t))
@@ -214,7 +214,7 @@ func TestAHolderThatWasKilledIsStartedAnew(t *testing.T) {
 		t.Errorf("%d used", k.used(t))
 	}
 	must.Do(t, unix.Munmap(memory))
-	eventually(t, "it is given back", func() bool { return near(k.used(t), Step) })
+	eventually(t, "the memory is released", func() bool { return near(k.used(t), Step) })
 }
 
 // The enforcer checks for room first. If another process takes it concurrently, the kernel may end the holder, unless that could

@@ -228,12 +228,12 @@ func TestFailedLimitIsLoggedOnceAndRetried(t *testing.T) {
 		t.Error("who enforces")
 	}
 	set := b.attempts()
-	b.eventually("it is tried again", func() bool { return b.attempts() >= set+3 })
+	b.eventually("the failed attempt is repeated", func() bool { return b.attempts() >= set+3 })
 	if told := b.events(); len(told) != 1 || told[0] != gpu1+": Unknown Error" {
 		t.Errorf("told %q", told)
 	}
 	b.fail(gpu1, nil)
-	b.eventually("it is so", func() bool { return b.By(c, gpu1) == api.Native })
+	b.eventually("the limit is native", func() bool { return b.By(c, gpu1) == api.Native })
 	b.are("tried again", c, mib, mib)
 	b.fail(gpu1, errors.New("Unknown Error"))
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: 2 * mib})
@@ -246,7 +246,7 @@ func TestALimitThatTheDriverLostIsSetAnew(t *testing.T) {
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: driver.NoLimit - 1})
 	b.reached(c)
 	must.Do(t, b.Unlimit(c.Dir(), gpu0))
-	b.eventually("it has it again", func() bool { got, _ := b.Limited(c.Dir(), gpu0); return got == mib })
+	b.eventually("the driver has the limit again", func() bool { got, _ := b.Limited(c.Dir(), gpu0); return got == mib })
 	b.eventually("that is known", func() bool { return b.By(c, gpu0) == api.Native })
 	if told := b.events(); len(told) != 1 || !strings.Contains(told[0], "the driver lost the limit") {
 		t.Errorf("told %q", told)
@@ -309,7 +309,7 @@ func TestLimitOfARemovedCgroupIsDropped(t *testing.T) {
 	b.Want(c, map[string]uint64{gpu0: mib, gpu1: mib})
 	_, _ = b.reach(c)
 	must.Do(t, os.Remove(c.Dir()))
-	b.eventually("it is forgotten", func() bool {
+	b.eventually("the limit is dropped", func() bool {
 		b.Keeper.mu.Lock()
 		defer b.Keeper.mu.Unlock()
 		return len(b.Keeper.limits) == 0

@@ -355,7 +355,7 @@ func TestWhileTheEnforcerIsAwayItsDevicesAreTainted(t *testing.T) {
 	e.change(func() { e.away = true })
 	eventually(t, "it is tainted", tainted(1))
 	e.change(func() { e.away = false })
-	eventually(t, "it is not any more", tainted(0))
+	eventually(t, "no device is tainted", tainted(0))
 }
 
 func TestDriverStartedWithoutTheEnforcerTaintsPublishedDevices(t *testing.T) {
@@ -369,7 +369,7 @@ func TestDriverStartedWithoutTheEnforcerTaintsPublishedDevices(t *testing.T) {
 
 func TestANodeWithoutAGPUHasNoResourceSlice(t *testing.T) {
 	w := start(t, &enforcer{}, quick, Offer{}.Of(Host{Devices: []api.Device{device(uuid0, 0, gib)}})) // which it had before
-	eventually(t, "what was published is withdrawn", func() bool {
+	eventually(t, "the published devices are withdrawn", func() bool {
 		devices, count := w.last()
 		return count > 0 && len(devices) == 0
 	})
@@ -458,7 +458,7 @@ func TestPodsThatStartAndEndChangeTheOrderAndThatIsWrittenLessOften(t *testing.T
 		e.change(func() { e.host.Health.Checks = checks })
 		changed := time.Now()
 		e.events <- api.Event{Kind: api.EventChanged}
-		eventually(t, "what is more than an order is written", func() bool {
+		eventually(t, "a change beyond the order is written", func() bool {
 			devices, _ := w.last()
 			return len(devices) == 2 && len(devices[0].Taints) == len(checks)
 		})
@@ -478,7 +478,7 @@ func TestAWriteThatFailsIsMadeAgain(t *testing.T) {
 	w.mu.Unlock()
 	e.change(func() { e.host.Devices[0] = device(uuid0, 0, 2*gib) })
 	_, before := w.last()
-	eventually(t, "it is tried again", func() bool { _, count := w.last(); return count > before+2 })
+	eventually(t, "the failed attempt is repeated", func() bool { _, count := w.last(); return count > before+2 })
 }
 
 func TestConcurrentReadersShareOneRequest(t *testing.T) {

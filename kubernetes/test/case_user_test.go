@@ -25,7 +25,7 @@ import (
 
 func namespaceBounds(n *node) {
 	n.label("gpuslice.io/max-vram", "4Gi")
-	n.eventually("what is above the bound is refused", func() error {
+	n.eventually("a request above the bound is refused", func() error {
 		err := n.tryTemplate("large-"+strconv.FormatInt(time.Now().UnixNano(), 10), resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request("gpu", "8Gi")}})
 		if err == nil || !strings.Contains(err.Error(), "at most 4Gi") {
 			return fmt.Errorf("8Gi: %w", err)

@@ -131,7 +131,7 @@ func TestRefusalsOfAUserHaveFewLinesInTheLog(t *testing.T) {
 func TestABrokersOutputIsLoggedAsABoundedValue(t *testing.T) {
 	b, began := newBench(t, "writes"), time.Now()
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
-	eventually(t, "it has ended", func() bool { b.connects(id); return b.show(id).GetRestarts() > 0 })
+	eventually(t, "the broker has restarted", func() bool { b.connects(id); return b.show(id).GetRestarts() > 0 })
 	eventually(t, "that is logged", func() bool { return strings.Contains(b.log.String(), "exited unexpectedly") })
 	text := b.log.String()
 	brokers := 1 + int(b.recordOf(id).Session.Number) // at least those that wrote

@@ -251,7 +251,7 @@ func TestAUserOnOtherMachinesHasAShareOfTheConnections(t *testing.T) {
 	if _, err := h.open(of, "lease-1", "token"); err == nil {
 		t.Error("one more than a user may have")
 	}
-	eventually(t, "it is counted", func() bool { return h.refusals(refusedPlaces) > 0 })
+	eventually(t, "the metric counts it", func() bool { return h.refusals(refusedPlaces) > 0 })
 	s, err := h.open(h.client(two2), "lease-2", "token")
 	if err != nil {
 		t.Fatalf("another user: %v", err)
@@ -329,7 +329,7 @@ func TestTenThousandUnauthenticatedConnectionsBlockNoUser(t *testing.T) {
 	}
 	eventually(t, "most are refused", func() bool { return h.refusals(refusedPlaces) > 9000 })
 	d := h.remote.Load()
-	eventually(t, "nothing of them is left", func() bool {
+	eventually(t, "the connections are closed", func() bool {
 		for _, c := range open {
 			c.Close()
 		}

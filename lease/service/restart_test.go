@@ -152,7 +152,7 @@ func TestLeaseIsDroppedIfItsBrokerCannotRestart(t *testing.T) {
 			b := newBench(t, how)
 			id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 			b.kill(b.recordOf(id).PID)
-			eventually(t, "it is shown why", func() bool { return b.show(id).GetRestartReason() == want && b.recordOf(id).Session.Number > 0 })
+			eventually(t, "the restart has its reason", func() bool { return b.show(id).GetRestartReason() == want && b.recordOf(id).Session.Number > 0 })
 			if l := b.show(id); l.GetState() != leasepb.Lease_ACTIVE {
 				t.Errorf("%v", l)
 			}
@@ -168,9 +168,9 @@ func TestLeaseWithoutASliceGetsNoNewBroker(t *testing.T) {
 	id := b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId()
 	b.enforcer.set(func() { b.enforcer.refuse = api.ErrUnreachable })
 	b.kill(b.recordOf(id).PID)
-	eventually(t, "it is shown why", func() bool { return b.show(id).GetRestartReason() == "signal: killed" })
+	eventually(t, "the restart has its reason", func() bool { return b.show(id).GetRestartReason() == "signal: killed" })
 	b.enforcer.set(func() { b.enforcer.refuse = nil; delete(b.enforcer.slices, id) })
-	eventually(t, "it has ended", func() bool { return b.show(id).GetState() != leasepb.Lease_ACTIVE })
+	eventually(t, "the lease has ended", func() bool { return b.show(id).GetState() != leasepb.Lease_ACTIVE })
 	if l := b.show(id); l.GetReason() != "its slice was released" || l.GetRestarts() != 0 {
 		t.Errorf("%v", l)
 	}

@@ -314,7 +314,7 @@ func TestCausesOfALeasesEnd(t *testing.T) {
 			}
 			c.do(b, l)
 			var ended *leasepb.Lease
-			eventually(t, "it has ended", func() bool {
+			eventually(t, "the lease has ended", func() bool {
 				var err error
 				ended, err = b.Show(context.Background(), as(alice), l.GetId())
 				return err == nil && ended.GetState() != leasepb.Lease_ACTIVE

@@ -22,12 +22,12 @@ import (
 // wantBypass waits until driver truth reports a bypass of the slice and charges it.
 func (h *host) wantBypass(id string, pid int, bytes uint64) {
 	h.T.Helper()
-	h.Eventually("it is found", func() bool {
+	h.Eventually("the bypass event", func() bool {
 		return slices.ContainsFunc(h.events(id, api.EventBypass), func(e api.Event) bool {
 			return (pid == 0 || e.PID == pid) && e.Bytes >= bytes && e.Cause == api.BypassUnattached
 		})
 	})
-	h.Eventually("it counts", func() bool { return h.Use(id).Overhead >= bytes })
+	h.Eventually("the memory counts as overhead", func() bool { return h.Use(id).Overhead >= bytes })
 }
 
 // The program calls functions of a copy of the driver's library by their offsets, without a lookup by name.

@@ -112,7 +112,7 @@ func TestAHungEnforcerDoesNotKeepARefusedProgram(t *testing.T) {
 					h.crowd()
 				}
 				h.Must(os.Remove(wait))
-				h.Eventually("it has ended", func() bool {
+				h.Eventually("the program has exited", func() bool {
 					text, err := os.ReadFile(said)
 					return err == nil && strings.HasSuffix(string(text), "\n")
 				})
@@ -155,7 +155,7 @@ func TestFollowingEventsSurvivesARestart(t *testing.T) {
 			return err == nil && strings.Contains(string(all), text)
 		}
 	}
-	h.Eventually("it follows", has("registered"))
+	h.Eventually("events of the next enforcer follow", has("registered"))
 	h.Stop(unix.SIGKILL)
 	h.Start()
 	h.Must(c.runtime("delete", "--force", c.id).Run())

@@ -98,7 +98,7 @@ func TestASessionEndsWhenItsTimeIsOver(t *testing.T) {
 			if !strings.Contains(said.String(), "for 2s") || !strings.Contains(said.String(), "slice s: it has expired\n") {
 				t.Errorf("it said %q", said.String())
 			}
-			h.Eventually("nothing of it is left", func() bool { return errors.Is(unix.Kill(-cmd.Process.Pid, 0), unix.ESRCH) })
+			h.Eventually("no process of it is left", func() bool { return errors.Is(unix.Kill(-cmd.Process.Pid, 0), unix.ESRCH) })
 			h.Eventually("the slice is gone", h.IsGone("s"))
 		})
 	}

@@ -150,7 +150,7 @@ func TestAContainersLimitOfMemoryDoesNotKeepItOnTheCard(t *testing.T) {
 		t.Errorf("the container's own cgroup bears %d bytes", own)
 	}
 	must.Output(c.output(c.runtime("delete", "--force", c.id)))(t)
-	h.Eventually("what the container had is given back", func() bool { return h.charged()-before < gib/2+64*mib })
+	h.Eventually("the container's memory is released", func() bool { return h.charged()-before < gib/2+64*mib })
 	other.goesOn()
 }
 
@@ -242,7 +242,7 @@ func TestFullHolderCgroupIsReported(t *testing.T) {
 	limit := h.file("limit_in_bytes", "max")
 	h.Must(os.WriteFile(limit, []byte(strconv.Itoa(256*mib)), 0))
 	go func() { b.begin(gib) }()
-	h.Eventually("it is said", func() bool {
+	h.Eventually("the reason is shown", func() bool {
 		out := h.mustRun("inspect", c.id)
 		return strings.Contains(out, h.name) && strings.Contains(out, "raise that limit first") && strings.Contains(out, "and by the driver")
 	})

@@ -195,11 +195,11 @@ func TestChildrenThatOutliveTheirParentsKeepNoMoreThanTheQuota(t *testing.T) {
 			left++
 			h.Eventually("driver truth lists it", h.lists(c.id, g.pid)) // the simulated driver does not know the host pids of dead processes
 			c.kill(g)
-			h.Eventually("it is gone", h.dead(g))
+			h.Eventually("the process has exited", h.dead(g))
 		case g.said != "2" || left == 0:
 			t.Fatalf("in round %d, after %d parents, it said %q", round, left, g.said)
 		}
-		h.Eventually("what they left counts, and nothing else", func() bool {
+		h.Eventually("only the remaining memory counts", func() bool {
 			use := h.Use(c.id)
 			return use.Used == 0 && use.Overhead >= left*gib && use.Overhead+use.Used <= quota
 		})

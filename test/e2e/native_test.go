@@ -55,7 +55,7 @@ func TestAProgramWithoutTheInterceptorIsRefusedByTheDriverOrFoundAfterwards(t *t
 			expect.True(t, strings.HasSuffix(beyond, "CUDA_ERROR_OUT_OF_MEMORY"), "said", beyond, "5 GiB of 4 do not fit")
 			expect.Equal(t, hogWithoutInterceptor(3*gib), fmt.Sprintf("holds %d of %d", 3*gib, quota), "3 GiB of 4 fit, and the card is shown as large as the quota")
 			expect.Contains(t, hogWithoutInterceptor(gib), "CUDA_ERROR_OUT_OF_MEMORY", "1 GiB does not fit beside 3 GiB and contexts")
-			h.Eventually("what it holds counts", func() bool { return c.Use(c.id).Overhead > 3*gib })
+			h.Eventually("its memory counts as overhead", func() bool { return c.Use(c.id).Overhead > 3*gib })
 		}
 		c.mustRefuse(gib, "an honest process: there is no room")
 	})

@@ -62,11 +62,11 @@ func TestHiddenMemoryIsNamedInEventsAndInspect(t *testing.T) {
 	h := newHost(t)
 	c := h.runContainer(vram(), "/bin/sleep", "600")
 	g := c.hide(8 * gib)
-	h.Eventually("it is named", func() bool { return len(h.events(c.id, api.EventBypass)) == 1 })
+	h.Eventually("the bypass event", func() bool { return len(h.events(c.id, api.EventBypass)) == 1 })
 	if e := h.events(c.id, api.EventBypass)[0]; e.PID != g.pid || e.Bytes < 8*gib || e.Action != api.Log || e.Cause != api.BypassUnattached {
 		t.Errorf("%+v", e)
 	}
-	h.Eventually("it is shown", func() bool {
+	h.Eventually("inspect shows the hidden memory", func() bool {
 		s := must.Get(h.Client.Slice(t.Context(), c.id))(h.T)
 		return s.State == api.Active && len(s.Processes) == 1 && s.Processes[0].Bypass == api.BypassUnattached && s.Devices[0].Bypass >= 8*gib
 	})
@@ -78,7 +78,7 @@ func TestAProcessThatHidesMemoryIsKilledAndItsSiblingsAreNot(t *testing.T) {
 		c := h.runContainer(vram(), "/bin/sleep", "600")
 		honest := c.hog(gib)
 		g := c.hide(gib) // within the quota, so that the driver does not refuse it
-		h.Eventually("it is dead", h.dead(g))
+		h.Eventually("the process is dead", h.dead(g))
 		h.Eventually("the death is told", func() bool { return len(h.events(c.id, api.EventKilled)) == 1 })
 		if e := h.events(c.id, api.EventKilled)[0]; e.PID != g.pid || e.Bytes < gib || e.Command == "" {
 			t.Errorf("%+v", e)
@@ -102,14 +102,14 @@ func TestASliceIsFrozenAsLongAsMemoryIsHidden(t *testing.T) {
 				if point == "policy.found" || point == "policy.frozen" {
 					h.dies("FAKECUDA_LIMITS=1")
 				}
-				h.Eventually("it is frozen", h.hasState(c.id, api.Frozen))
+				h.Eventually("the slice is frozen", h.hasState(c.id, api.Frozen))
 				c.mustRefuse(mib, "with 1 GiB hidden of 4 a sibling")
 				expect.Contains(t, h.mustRun("ps", "--no-trunc"), "frozen", "gpuslice ps")
 				c.kill(g)
 				if point == "policy.thawed" {
 					h.dies("FAKECUDA_LIMITS=1")
 				}
-				h.Eventually("it is given back", h.hasState(c.id, api.Active))
+				h.Eventually("the slice is active again", h.hasState(c.id, api.Active))
 				c.mustHold(3*gib, quota, "afterwards a process")
 				expect.Equal(t, len(h.events(c.id, api.EventKilled)), 0, "were killed")
 			}, killpoint.Env+"="+point)

@@ -70,7 +70,7 @@ func TestConcurrentProcessesNeverExceedTheQuota(t *testing.T) {
 		if refused := strings.Count(string(text), ": CUDA_ERROR_OUT_OF_MEMORY"); refused == 0 || holders == 0 || refused+holders != racers {
 			t.Errorf("%d hold and %d were refused, of %d that have no room together:\n%s", holders, refused, racers, text)
 		}
-		h.Eventually("what is used is what the winners hold", h.Holds(c.id, uint64(holders)*512*mib))
+		h.Eventually("the use equals the winners' memory", h.Holds(c.id, uint64(holders)*512*mib))
 	})
 }
 

@@ -103,7 +103,7 @@ func TestTopCostsLittle(t *testing.T) {
 		own, with, took := ofTop(), ofEnforcer(), time.Since(begin)
 		bytes := len(drawn.String()) - begun
 		if phase > 0 {
-			h.Eventually("what changes is drawn", func() bool { return len(drawn.String()) > begun })
+			h.Eventually("changed lines are drawn", func() bool { return len(drawn.String()) > begun })
 		}
 		_, err = terminal.WriteString("q")
 		h.Must(err)

@@ -139,7 +139,7 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 	if out, code := output(h.as(nobody, "release", "--force", id)); code != 0 {
 		t.Errorf("release: %d %s", code, out)
 	}
-	h.Eventually("it is gone", h.IsGone(id))
+	h.Eventually("the session has ended", h.IsGone(id))
 }
 
 func TestASessionWaitsForItsQuota(t *testing.T) {
@@ -205,12 +205,12 @@ func TestTheTokenJoinsTheSession(t *testing.T) {
 		s, err := h.Client.Slice(context.Background(), id)
 		return err == nil && len(s.Devices) == 1 && s.Devices[0].Used == gib+gib/2 && s.ProcessCount == 2
 	})
-	h.Eventually("it says so, too", func() bool {
+	h.Eventually("the program prints its memory", func() bool {
 		return strings.Contains(said.String(), strconv.Itoa(somebody)+"\n") && strings.Contains(said.String(), fmt.Sprintf("holds %d of %d\n", gib/2, 3*gib))
 	})
 	in.Close()
 	_ = cmd.Wait()
-	h.Eventually("it is given back", func() bool {
+	h.Eventually("the memory is released", func() bool {
 		s, err := h.Client.Slice(context.Background(), id)
 		return err == nil && s.Devices[0].Used == gib
 	})

@@ -156,7 +156,7 @@ func dockerHealth(s *site) {
 		"--health-interval", "200ms", "--health-retries", "1000",
 		"--health-cmd", "/demo/cuda_hog 5368709120 2>&1 | grep CUDA_ERROR_OUT_OF_MEMORY", // 5 GiB
 	}})
-	s.Eventually("what is more than the quota is refused to the check", func() bool {
+	s.Eventually("the check is refused more than the quota", func() bool {
 		return s.docker("inspect", "--format", "{{.State.Health.Status}}", name) == "healthy"
 	})
 	if use := s.Use(s.id(name)); use.Refusals == 0 || use.Used != 0 {

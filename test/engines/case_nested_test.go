@@ -94,7 +94,7 @@ func (n nested) remove(names ...string) {
 	if out, err := n.docker(append([]string{"rm", "--force"}, names...)...); err != nil {
 		n.s.t.Fatalf("remove %q: %v\n%s", names, err, out)
 	}
-	n.s.Eventually("what they held is back", func() bool {
+	n.s.Eventually("the slice uses no memory", func() bool {
 		use := n.s.Use(n.s.id(n.outer))
 		return use.Used+use.Overhead == 0
 	})

@@ -142,11 +142,11 @@ func rootlessContainers(s *site) {
 	session := r.command(append([]string{"gpuslice", "run", "--vram", "512M", "--"}, r.run([]string{"--name", "hog"}, []string{"/demo/cuda_hog", strconv.Itoa(gib)})...)...)
 	session.Stdout, session.Stderr = &said, &said
 	s.Must(session.Start())
-	s.Eventually("what the container holds is the session's", func() bool {
+	s.Eventually("the container's memory is charged to the session", func() bool {
 		all := s.Slices()
 		return len(all) == 1 && all[0].Session && len(all[0].Devices) == 1 && all[0].Devices[0].Overhead >= gib
 	})
-	s.Eventually("nothing stands before the driver in it", func() bool { return strings.Contains(said.String(), fmt.Sprintf("holds %d of ", gib)) })
+	s.Eventually("a program in the container reaches the driver", func() bool { return strings.Contains(said.String(), fmt.Sprintf("holds %d of ", gib)) })
 	r.remove("hog")
 	_ = session.Wait()
 

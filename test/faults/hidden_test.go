@@ -62,7 +62,7 @@ func hide(w *world, r *rand.Rand) bool {
 			}
 		}
 	default:
-		w.eventually("it is named", sliceHas(func(got api.Slice) bool {
+		w.eventually("the violation is reported", sliceHas(func(got api.Slice) bool {
 			for _, q := range got.Processes {
 				if q.PID == p.pid && q.Bypass == api.BypassUnattached {
 					return true
