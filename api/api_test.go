@@ -187,7 +187,7 @@ func TestATokenIsNotPrinted(t *testing.T) {
 	expect.Equal(t, string(must.Get(json.Marshal(token))(t)), `"`+secret+`"`)
 }
 
-func TestATokensFileIsReadAsItWasWritten(t *testing.T) {
+func TestTokenFileRoundTrips(t *testing.T) {
 	secret := bytes.Repeat([]byte{0xa5}, 32)
 	text := FormatTokenFile("u1-run", secret)
 	id, token, err := ParseTokenFile(text)

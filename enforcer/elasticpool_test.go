@@ -62,7 +62,7 @@ func TestAnElasticPoolCountsWhileOneOfItsMembersIsOnTheDevice(t *testing.T) {
 	x.returns()
 }
 
-func TestADeviceSaysWhatIsPromisedAndWhatIsIdle(t *testing.T) {
+func TestDeviceShowsPromisedAndIdleBytes(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
 	enforcer.IdleAfter(time.Millisecond)
 	t.Cleanup(func() { enforcer.IdleAfter(0) })

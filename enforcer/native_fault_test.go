@@ -134,7 +134,7 @@ func nativeDaemon(t *testing.T) *daemon {
 }
 
 // Uses the real daemon on the simulated driver.
-func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
+func TestEnforcerKilledWhileSettingNativeLimitsConverges(t *testing.T) {
 	devices, limitOn := onSimulatedDriver(t)
 	if devices == nil {
 		return
@@ -188,7 +188,7 @@ func TestAnEnforcerKilledWhileItTellsTheDriverConverges(t *testing.T) {
 	}
 }
 
-func TestAnEnforcerKilledWhileItGivesAnotherDeviceHasGivenIt(t *testing.T) {
+func TestEnforcerKilledWhileGrantingADeviceHasGrantedIt(t *testing.T) {
 	devices, limit := onSimulatedDriver(t, "FAKECUDA_DEVICES=2")
 	if devices == nil {
 		return

@@ -186,7 +186,7 @@ func TestAnAttachedProcessIsNamedBeyondTheAllowanceAndKilledBeyondTheLimit(t *te
 }
 
 // Once a sample no longer finds a violation, no action is taken for it, though it is not cleared yet.
-func TestAProcessThatHasGivenBackIsNotKilledForWhatItHeld(t *testing.T) {
+func TestProcessThatReleasedItsMemoryIsNotKilled(t *testing.T) {
 	h, truth := newPolicyHost(t, api.Kill, "")
 	p, other := h.pair(on(gpu0, 8*gib))
 	p.must("attach")

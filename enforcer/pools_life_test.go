@@ -123,7 +123,7 @@ func TestPoolCountsOnADeviceInsteadOfItsMembers(t *testing.T) {
 	expect.ErrorSays(t, err, api.ErrBadRequest, "only records")
 }
 
-func TestAPoolIsThereAgainAfterARestart(t *testing.T) {
+func TestPoolSurvivesARestart(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	h.pool("idle", api.Quota{Device: api.AllDevices, Percent: 25})

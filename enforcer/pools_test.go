@@ -80,7 +80,7 @@ func TestMembersOfAPoolDrawOnTheirOwnQuotaAndOnThePools(t *testing.T) {
 	a.expect("refused", "charge 0 1")
 }
 
-func TestAMemberWithoutAQuotaTakesWhatIsFreeInThePool(t *testing.T) {
+func TestMemberWithoutAQuotaUsesTheRestOfThePool(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a, b := h.member("a", "llm", on(api.AllDevices, 2*gib)).uses(), h.member("elastic", "llm").uses()
@@ -329,7 +329,7 @@ func TestPoolDeniedADeviceIsAnEvent(t *testing.T) {
 	}
 }
 
-func TestARefusalSaysWhoseLimitItWas(t *testing.T) {
+func TestRefusalNamesTheLimitingPoolOrSlice(t *testing.T) {
 	h := newHost(t, nil)
 	h.pool("llm", on(api.AllDevices, 6*gib))
 	a := h.member("a", "llm", on(api.AllDevices, 8*gib)).uses()

@@ -78,7 +78,7 @@ func TestAReleasedContainerKeepsItsInterceptorUntilItsProcessesEnd(t *testing.T)
 	}
 }
 
-func TestAContainerWhoseCgroupCannotBeReadIsNotTakenForEmpty(t *testing.T) {
+func TestUnreadableCgroupIsNotEmpty(t *testing.T) {
 	dir := newCgroup(t)
 	h := newHost(t, &fakeTruth{})
 	init := start(t, "", dir)

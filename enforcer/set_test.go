@@ -176,7 +176,7 @@ func TestQuotaOnAnUnusedDeviceIsGrantedOrRefusedAtOnce(t *testing.T) {
 	expect.Equal(t, p.must("device %s %d", hex1, 80*gib), 1, "it has place")
 }
 
-func TestAMemberIsGivenAnotherDeviceWhereItsPoolHasOne(t *testing.T) {
+func TestMemberGetsAnotherDeviceOfItsPool(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
 	ctx := context.Background()
 	must.Get(h.CreatePool(ctx, "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)

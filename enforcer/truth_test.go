@@ -376,7 +376,7 @@ func TestChargeAfterTheCallIsNotHiddenMemory(t *testing.T) {
 
 // A process that also charges and releases by turns looks like one that makes small allocations. It can hide what is tolerated for those,
 // and no more.
-func TestAProcessThatClaimsCallsAndGoesUpAndDownHidesLittle(t *testing.T) {
+func TestProcessThatClaimsCallsCanHideLittle(t *testing.T) {
 	const most = 32 * mib
 	h, truth := newTruthHost(t)
 	p, _ := h.session("s", on(gpu0, gib))

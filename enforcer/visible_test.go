@@ -104,7 +104,7 @@ func TestAQuotaCountsOnTheDevicesThatTheContainerSees(t *testing.T) {
 	}
 }
 
-func TestAQuotaOnADeviceThatIsNotSeenIsRefused(t *testing.T) {
+func TestQuotaOnAnInvisibleDeviceIsRefused(t *testing.T) {
 	h := newMachine(t)
 	p := start(t, t.TempDir(), "")
 	for _, c := range []struct {

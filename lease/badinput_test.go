@@ -33,7 +33,7 @@ func alone(t *testing.T, s *lease.Session) {
 	}
 }
 
-func TestAClientCannotShrinkWhatItShares(t *testing.T) {
+func TestClientCannotShrinkSharedMemory(t *testing.T) {
 	b := startBroker(t)
 	s := b.open(t)
 	ctx := t.Context()

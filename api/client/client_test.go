@@ -142,7 +142,7 @@ func enforcer(t *testing.T, s server.Service) *Client {
 	return New(path)
 }
 
-func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
+func TestAnswersRoundTrip(t *testing.T) {
 	driver := uint64(1 << 63)
 	s := &service{slice: api.Slice{
 		ID: "c1", Generation: 1<<64 - 1, State: api.Active, Mode: api.Record, PID: 7, Created: time.Now().UTC().Round(0), TTL: time.Hour,
@@ -194,7 +194,7 @@ func TestEveryAnswerComesBackAsItWasGiven(t *testing.T) {
 }
 
 // A program that answers instead of the enforcer must not fill the client's memory.
-func TestAnAnswerWithoutAnEndIsGivenUp(t *testing.T) {
+func TestEndlessAnswerIsAbandoned(t *testing.T) {
 	path := socketPath(t)
 	l := must.Get(net.Listen("unix", path))(t)
 	defer l.Close()

@@ -55,7 +55,7 @@ func TestAMoveIsAnsweredHoweverLongItTakes(t *testing.T) {
 	}
 }
 
-func TestAChangeIsReadAsItIsWritten(t *testing.T) {
+func TestChangeRequestRoundTrips(t *testing.T) {
 	f := &fakeService{}
 	s := httptest.NewServer(Handler(f, slog.New(slog.DiscardHandler)))
 	defer s.Close()

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-func TestTheSocketIsForRootAndTheGroupAlone(t *testing.T) {
+func TestSocketIsAccessibleOnlyToRootAndTheGroup(t *testing.T) {
 	group, err := user.LookupGroupId(strconv.Itoa(os.Getgid()))
 	if err != nil {
 		t.Skipf("requires a group with a name: %v", err)

@@ -37,7 +37,7 @@ func askUsers(t *testing.T, s UserService, method, target, body string, token ..
 	return w.Code, e
 }
 
-func TestTheUsersSocketHasTheVerbsOfSessionsAlone(t *testing.T) {
+func TestUsersSocketServesOnlySessionVerbs(t *testing.T) {
 	bodies := map[string]string{
 		"POST /v1/slices":            goodRequest,
 		"POST /v1/slices/{id}/renew": `{"ttl":3600000000000}`,

@@ -324,7 +324,7 @@ func TestWatchListsAgainAndAgain(t *testing.T) {
 	}
 }
 
-func TestWatchGoesOnThroughARestart(t *testing.T) {
+func TestWatchContinuesAfterARestart(t *testing.T) {
 	dir, err := os.MkdirTemp("", "gs")
 	if err != nil {
 		t.Fatal(err)

@@ -84,7 +84,7 @@ func TestASocketForUsersThatIsNotServedIsRemoved(t *testing.T) {
 	stop()
 }
 
-func TestItTellsSystemdWhenItIsReadyAndStopsWhenAsked(t *testing.T) {
+func TestDaemonNotifiesSystemdAndStopsOnSIGTERM(t *testing.T) {
 	d := newDaemon(t, "[enforcer]\nnvml = \"off\"\ngroup = \"no-such-group\"\n")
 	stop := d.begin("--metrics", "127.0.0.1:0")
 	info, err := d.client().Info(context.Background())

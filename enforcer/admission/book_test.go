@@ -198,7 +198,7 @@ func TestUsersRefusalNamesOnlyOwnSessions(t *testing.T) {
 	}
 }
 
-func TestAPrivateHolderIsNeitherNamedNorToldOfOthers(t *testing.T) {
+func TestRefusalsHidePrivateHolders(t *testing.T) {
 	b := newBook(Limits{})
 	b.give(t, &Holder{Name: "claim", Private: true}, gpu0, 50*gib)
 	b.give(t, &Holder{Name: "container"}, gpu0, 20*gib)

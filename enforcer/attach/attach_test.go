@@ -165,7 +165,7 @@ func TestADisconnectedPeerLeavesNoDescriptor(t *testing.T) {
 	ask(t, conn, request, nil)
 }
 
-func TestAFloodOnOneSocketLeavesTheOthersAlone(t *testing.T) {
+func TestFloodOnOneSocketDelaysNoOther(t *testing.T) {
 	message := ledger.Request{Op: ledger.OpAttach}.Encode()
 	answered, all := make(chan struct{}), make(chan struct{}, InFlight)
 	flooded, other := serveAnyone(t, func(peer *process.Handle, _ bool, r ledger.Request) (ledger.Reply, []*os.File, bool) {

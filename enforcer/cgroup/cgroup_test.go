@@ -176,7 +176,7 @@ func TestMembershipReachesDownAndNotSideways(t *testing.T) {
 	}
 }
 
-func TestContainsGoesByComponents(t *testing.T) {
+func TestContainsComparesPathComponents(t *testing.T) {
 	for _, c := range []struct {
 		parent, child string
 		want          bool

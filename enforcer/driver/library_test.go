@@ -172,7 +172,7 @@ func TestUtilizationMayBeUnknown(t *testing.T) {
 	}
 }
 
-func TestTheSimulatedDriverSaysHowBusyAProcessAndADeviceAre(t *testing.T) {
+func TestSimulatedDriverReportsUtilization(t *testing.T) {
 	libraries, hog := simulated(t)
 	state := filepath.Join(t.TempDir(), "machine")
 	if !under(t, libraries, "FAKECUDA_STATE="+state, "FAKECUDA_DEVICES=2") {

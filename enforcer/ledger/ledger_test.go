@@ -90,7 +90,7 @@ func handedOut(t *testing.T, l *Ledger) {
 	expect.NoError(t, l.Check(true, true, nil), "a write there is missing here")
 }
 
-func TestALedgerIsHandedOutByItsMappingAlone(t *testing.T) {
+func TestLedgerIsPassedOnlyByItsMapping(t *testing.T) {
 	needs.Root(t)
 	l := create(t)
 	must.True(t, l.file == nil, "the ledger keeps its descriptor: /proc/self/map_files cannot be read")

@@ -301,7 +301,7 @@ func TestADeviceThatThePageHasNoPlaceForIsNotAdded(t *testing.T) {
 }
 
 // The bytes lent by a checkpointed process are added to each new limit until the process exits.
-func TestALimitIsSetBesideWhatIsLent(t *testing.T) {
+func TestLimitIsSetBesideLentBytes(t *testing.T) {
 	q, o := begun(t, 4*gib)
 	cmd := start(t)
 	away, a := attach(q, o, cmd.Process.Pid)

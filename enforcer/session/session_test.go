@@ -142,7 +142,7 @@ func TestRequesterIsIdentifiedByStartTime(t *testing.T) {
 	}
 }
 
-func TestASessionsSocketIsForItsUsersAlone(t *testing.T) {
+func TestSessionSocketIsAccessibleOnlyToItsUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	must.Do(t, os.WriteFile(path, nil, 0o600))
 	if err := os.Chmod(path, 0o666); err != nil { // regardless of the umask

@@ -243,7 +243,7 @@ func TestUnusedChargeDoesNotLowerTheOverhead(t *testing.T) {
 	}
 }
 
-func TestAProcessThatGoesUpAndDownByMuchIsNoViolation(t *testing.T) {
+func TestLargeSwingsOfUseAreNoViolation(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))
 	var s State
 	for i := range 50000 {

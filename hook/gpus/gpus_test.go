@@ -88,7 +88,7 @@ func TestImagesVariableIsIgnoredWithoutTheHook(t *testing.T) {
 }
 
 // A variable that understates the visible GPUs only adds to the nodes.
-func TestNodesThatAreThereAlwaysCount(t *testing.T) {
+func TestExistingDeviceNodesAlwaysCount(t *testing.T) {
 	s := withHook(nvidia, "NVIDIA_VISIBLE_DEVICES=1")
 	s.Linux.Devices = []specs.LinuxDevice{
 		{Type: "c", Major: 195, Minor: 2}, {Type: "c", Major: 195, Minor: 255}, {Type: "b", Major: 195, Minor: 3},

@@ -215,7 +215,7 @@ func TestATimeoutDoesNotHideTheReason(t *testing.T) {
 	}
 }
 
-func TestPrepareWaitsForGpuslicedAndForMemoryThatIsGivenBack(t *testing.T) {
+func TestPrepareWaitsForGpuslicedAndForFreedMemory(t *testing.T) {
 	n := newNode(t)
 	other := types.UID("1a1b2c3d-1111-2222-3333-444455556666")
 	if _, err := n.Prepare(t.Context(), claimOf(other, result{"gpu", n.devices[0], 60 * gib})); err != nil {

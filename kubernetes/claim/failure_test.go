@@ -94,7 +94,7 @@ func TestNothingIsCollectedWhileTheAPIServerFails(t *testing.T) {
 	}
 }
 
-func TestAClaimWhosePoolCannotBeDeletedIsNotGivenBack(t *testing.T) {
+func TestClaimWithAnUndeletablePoolStaysPrepared(t *testing.T) {
 	preparer, p := prepared(t)
 	preparer.Times = Times{Unprepare: 1, Retry: 1} // its member does not end
 	name := PoolName(uid, 0)

@@ -91,7 +91,7 @@ func TestSharedMemoryIsFreedThoughTheClientKeepsIt(t *testing.T) {
 }
 
 // A client may still copy an answer from there.
-func TestTheEndOfASessionLeavesSharedMemoryAsItIs(t *testing.T) {
+func TestSharedMemorySurvivesTheSession(t *testing.T) {
 	const bytes = 1 << 20
 	s := serve(t, Config{SharedBytes: bytes, Clients: 1})
 	connection, file := s.takeShared(t, bytes)

@@ -41,7 +41,7 @@ func (c *countingSession) Stats(ctx context.Context, _ *leasepb.StatsRequest) (*
 	return &leasepb.StatsReply{Allocated: 1, Clients: 2, Requests: 3, Failures: 4, Launches: 5, LaunchFailures: 6, Syncs: 7, SyncFailures: 8, FreesRefused: 9, Written: 10, Read: 11, Peak: 12}, nil
 }
 
-func TestSessionsShowWhatTheirBrokersCount(t *testing.T) {
+func TestSessionsShowTheirBrokersCounters(t *testing.T) {
 	s := &Service{Options: Options{Dir: t.TempDir()}, leases: make(map[string]*lease)}
 	for id, session := range map[string]*countingSession{"works": {token: strings.Repeat("ab", tokenBytes)}, "hangs": {silent: true}, "refuses": {token: "other"}} {
 		dir := s.dirOf(id)

@@ -185,7 +185,7 @@ func bootstrapOf(t *testing.T, id, namespace string, extensions ...*anypb.Any) [
 	return m
 }
 
-func TestOptionsAreFoundInWhatEachContainerdWritesAtStart(t *testing.T) {
+func TestOptionsAreReadFromEachContainerdsFiles(t *testing.T) {
 	sent := send(t, "", &options.Options{ShimCgroup: "/shims"})
 	general := send(t, "", body("ShimCgroup = '/shims'"))
 	other := send(t, "", durationpb.New(1))

@@ -160,7 +160,7 @@ func TestTheManagerOfCgroupsIsTheOneThatTheContainerIsWrittenFor(t *testing.T) {
 	}
 }
 
-func TestInfoTellsTheFeaturesOfTheLowLevelRuntime(t *testing.T) {
+func TestInfoReportsTheLowLevelRuntimesFeatures(t *testing.T) {
 	ask := func(script string, input []byte) (*types.RuntimeInfo, error) {
 		t.Helper()
 		var out bytes.Buffer

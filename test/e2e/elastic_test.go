@@ -120,7 +120,7 @@ func enforcerKilled(t *testing.T, turns string) {
 }
 
 // The container's hook retries until the memory is free.
-func TestAnOrdinaryContainerBeginsWhereAnIdleElasticOneIsMovedAside(t *testing.T) {
+func TestOrdinaryContainerEvictsAnIdleElasticOne(t *testing.T) {
 	h := newHostBy(t, api.Intercept, quickTurns, smallCard)
 	e := h.elastic("5G")
 	e.hog(gib)                          // exits

@@ -52,7 +52,7 @@ func TestAContainerEndsWhenItsTimeIsOver(t *testing.T) {
 	})
 }
 
-func TestARenewedContainerGoesOn(t *testing.T) {
+func TestRenewedContainerKeepsRunning(t *testing.T) {
 	forEachBackendWith(t, timed, func(t *testing.T, h *host, _ api.Enforcement) {
 		annotations := vram()
 		annotations["gpuslice.ttl"] = "1h"

@@ -138,7 +138,7 @@ func TestMountsDoNotReachTheHost(t *testing.T) {
 	})
 }
 
-func TestAContainerWithoutAQuotaPassesIfTheOperatorSaysSo(t *testing.T) {
+func TestContainerWithoutAQuotaStartsIfConfigured(t *testing.T) {
 	requires(t, "runc")
 	e := startEnforcer(t)
 	b := newBundle(t, id(t), nil, nil)

@@ -211,7 +211,7 @@ func TestASandboxThatCanReachAGPUIsAContainer(t *testing.T) {
 	}
 }
 
-func TestTheVariableIsReadIfTheOperatorSaysSo(t *testing.T) {
+func TestVariableIsReadIfConfigured(t *testing.T) {
 	for name, c := range map[string]struct {
 		runtime, says string
 		bytes         uint64

@@ -23,7 +23,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	r.said += fmt.Sprintf("fatal: "+format, args...)
 }
 
-func TestAChecksFailureSaysWhatItFound(t *testing.T) {
+func TestFailedCheckPrintsItsValue(t *testing.T) {
 	err := fmt.Errorf("read: %w", io.EOF)
 	for name, c := range map[string]struct {
 		check func(t testing.TB)

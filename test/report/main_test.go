@@ -89,7 +89,7 @@ func TestPackageThatDoesNotBuildIsAFailure(t *testing.T) {
 	}
 }
 
-func TestFailedTestIsShownWithWhatItSaid(t *testing.T) {
+func TestFailedTestIsShownWithItsOutput(t *testing.T) {
 	out, ok := run(t, false,
 		`{"Action":"output","Package":"p","Test":"A","Output":"got 1, want 2\n"}`,
 		`{"Action":"fail","Package":"p","Test":"A"}`,

@@ -114,7 +114,7 @@ func objects(t *testing.T, text string) map[string]any {
 }
 
 // Helm creates the namespace itself.
-func TestTheChartGivesWhatTheKustomizationsGive(t *testing.T) {
+func TestChartRendersTheKustomizationsManifests(t *testing.T) {
 	for name, c := range map[string]struct {
 		kustomizations, values []string
 	}{

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestAnAPIServerAloneTakesTheManifests(t *testing.T) {
+func TestAPIServerAcceptsTheManifests(t *testing.T) {
 	c := Start(t, Options{})
 	if out, err := c.Kubectl("", "apply", "-k", "../../deploy/base"); err != nil {
 		t.Fatal(out, err)

@@ -233,7 +233,7 @@ func TestTheDoctorNamesFaultsAsTheDaemonDoes(t *testing.T) {
 	}
 }
 
-func TestEachDefectIsFoundAndSaysWhatToDo(t *testing.T) {
+func TestEachDefectIsFoundWithARemedy(t *testing.T) {
 	for name, c := range map[string]struct {
 		check string
 		level Level

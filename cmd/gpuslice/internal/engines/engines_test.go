@@ -66,7 +66,7 @@ func TestARuntimeConfiguredByHandIsKept(t *testing.T) {
 	}
 }
 
-func TestTheDefaultRuntimeBecomesOursAndIsPutBack(t *testing.T) {
+func TestInstallReplacesTheDefaultRuntimeAndUninstallRestoresIt(t *testing.T) {
 	const cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"crun\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]\nruntime_type = \"io.containerd.runc.v2\"\n"
 	for _, c := range []struct{ engine, file, text, want string }{
 		{"docker", dockerFile, "", `"default-runtime": "gpuslice"`},
@@ -221,7 +221,7 @@ func TestNoLinkLeadsOutOfAnImage(t *testing.T) {
 	}
 }
 
-func TestTheEntryGoesWhereContainerdLooks(t *testing.T) {
+func TestEntryIsWrittenWhereContainerdReadsIt(t *testing.T) {
 	const imports = "imports = [\"conf.d/*.toml\"]\n"
 	const section = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\noptions.SystemdCgroup = true\n"
 	const dropIn = "/etc/containerd/conf.d/99-x.toml"

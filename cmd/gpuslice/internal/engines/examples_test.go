@@ -12,7 +12,7 @@ import (
 )
 
 // The shipped examples are the result on a host with unconfigured engines, or with only a version in the configuration.
-func TestShippedExamplesAreWhatIsWritten(t *testing.T) {
+func TestShippedExamplesEqualTheWrittenFiles(t *testing.T) {
 	dir := filepath.Join("..", "..", "..", "..", "configs", "engines")
 	for _, c := range []struct{ example, engine, file, before string }{
 		{"docker/daemon.json", "docker", dockerFile, ""},

@@ -132,7 +132,7 @@ func TestNothingIsDrawnWhileNothingChanges(t *testing.T) {
 	ends(t, done)
 }
 
-func TestTheTerminalIsGivenBack(t *testing.T) {
+func TestTerminalIsRestored(t *testing.T) {
 	ask := func(context.Context, []string) (Snapshot, error) { return stand(), nil }
 	for how, end := range map[string]func(terminal *os.File, cancel func()) error{
 		"q": func(terminal *os.File, _ func()) error {

@@ -125,7 +125,7 @@ func TestABarHasUsedThenOverheadOfTheQuota(t *testing.T) {
 	}
 }
 
-func TestColoursAreThereUnlessTheyAreTurnedOff(t *testing.T) {
+func TestColoursAreOnByDefault(t *testing.T) {
 	defer lipgloss.SetColorProfile(termenv.Ascii)
 	lipgloss.SetColorProfile(termenv.ANSI)
 	if got := frame(stand(), view{width: 140, height: 12}); !strings.Contains(got, "\x1b[32m#") {
