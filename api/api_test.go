@@ -77,9 +77,7 @@ func TestErrorIsTheSameInClientAndServer(t *testing.T) {
 	if err := json.Unmarshal(b, &received); err != nil || received != *e {
 		t.Errorf("got %+v, %v", received, err)
 	}
-	if !errors.Is(&received, ErrQuotaExceeded) || errors.Is(&received, ErrNotFound) {
-		t.Error("it is not told apart by its code")
-	}
+	expect.True(t, errors.Is(&received, ErrQuotaExceeded) && !errors.Is(&received, ErrNotFound), "the error is not distinguished by its code")
 }
 
 func TestARefusalHasAllOfItsFigures(t *testing.T) {
@@ -133,9 +131,7 @@ func TestOnePoolIsAStringAndSeveralAreAList(t *testing.T) {
 			t.Errorf("%s is %q, %v", text, n, err)
 		}
 	}
-	if json.Unmarshal([]byte(`{"a":1}`), &n) == nil || json.Unmarshal([]byte(`[1]`), &n) == nil {
-		t.Error("what is no name was accepted")
-	}
+	expect.True(t, json.Unmarshal([]byte(`{"a":1}`), &n) != nil && json.Unmarshal([]byte(`[1]`), &n) != nil, "an invalid name was accepted")
 }
 
 func TestNamesOfStrangersArePrintableAndBounded(t *testing.T) {

@@ -51,9 +51,7 @@ func TestAnEnforcerThatWorksIsLiveAndReady(t *testing.T) {
 	eventually(t, "it has looked at its slices", func() bool { return h.Lag() > 0 })
 	health := h.health()
 	for _, c := range health.Checks {
-		if !c.OK || c.Message != "" || c.Age > 5*time.Second {
-			t.Errorf("%+v", c)
-		}
+		expect.True(t, c.OK && c.Message == "" && c.Age <= 5*time.Second, "got", c)
 	}
 	if !health.Live || !health.Ready || len(health.Checks) != 6 { // the loop, changes, the store, the disk, two devices
 		t.Errorf("%+v", health)
@@ -91,9 +89,7 @@ func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
 		health = h.health()
 		return check(health, "loop").OK && !health.Live
 	})
-	if check(health, "changes").OK || !check(health, "store").OK {
-		t.Errorf("%+v", health)
-	}
+	expect.True(t, !check(health, "changes").OK && check(health, "store").OK, "got", health)
 	release()
 	eventually(t, "it is live again", func() bool { return h.health().Live })
 }
@@ -131,9 +127,7 @@ func TestHungDriverIsReportedButTheEnforcerStaysLive(t *testing.T) {
 		return !check(health, "truth").OK
 	})
 	c := check(health, "truth")
-	if c.OK || c.For != "" || c.Device != gpu0 || c.Message == "" || c.Age < time.Minute {
-		t.Errorf("%+v", c)
-	}
+	expect.True(t, !c.OK && c.For == "" && c.Device == gpu0 && c.Message != "" && c.Age >= time.Minute, "got", c)
 	eventually(t, "the enforcer is live while the driver hangs: the loop has looked, and a change that was under way has ended", func() bool {
 		health = h.health()
 		return health.Live && health.Ready && !check(health, "truth").OK
@@ -186,9 +180,7 @@ func TestInfoDoesNotWaitForTheDriver(t *testing.T) {
 	}()
 	select {
 	case info := <-told:
-		if info.Truth != "nvml" || info.Driver != "580" {
-			t.Errorf("%+v", info)
-		}
+		expect.True(t, info.Truth == "nvml" && info.Driver == "580", "got", info)
 	case <-time.After(await.Patience):
 		t.Error("the question waits for the driver")
 	}

@@ -188,9 +188,7 @@ func TestGrantedHostMemoryIsNotChargedToTheProcess(t *testing.T) {
 		h.becomes("a", api.Evicted)
 		a.returns()
 		h.becomes("b", api.Evicted)
-		if f.moved(a) || m.wasTold(ledger.Bare) || held.bytesOf(a) != 40*gib {
-			t.Fatalf("%d", held.bytesOf(a))
-		}
+		must.True(t, !f.moved(a) && !m.wasTold(ledger.Bare) && held.bytesOf(a) == 40*gib, "it holds", held.bytesOf(a))
 	}
 	// Without enough host memory it must keep none. If it ignores that, the enforcer frees its memory.
 	held.host.Store(41 * gib)
@@ -248,9 +246,7 @@ func TestDriverMovesAProcessWithTooLittleHostMemory(t *testing.T) {
 				t.Fatalf("%s", got)
 			}
 			a.returns()
-			if truth.holds(a.pid()) != 40*gib || m.place() != ledger.Running {
-				t.Errorf("%v", f.states())
-			}
+			expect.True(t, truth.holds(a.pid()) == 40*gib && m.place() == ledger.Running, "the processes are", f.states())
 		})
 	}
 }

@@ -323,12 +323,8 @@ func TestSessionsEndSignalsOnlyItsProcesses(t *testing.T) {
 		_, err := h.Slice(context.Background(), "s")
 		return errors.Is(err, api.ErrNotFound)
 	})
-	if process.OwnedBy(users, uid) && process.Exists(users) {
-		t.Error("the user's process still runs")
-	}
-	if !process.Exists(roots) || !process.OwnedBy(roots, 0) {
-		t.Error("root's process was ended")
-	}
+	expect.True(t, !process.OwnedBy(users, uid) || !process.Exists(users), "the user's process still runs")
+	expect.True(t, process.Exists(roots) && process.OwnedBy(roots, 0), "root's process was ended")
 }
 
 // A hook in a container with the host's control socket names processes by the pids of its own namespace, which other processes have on the

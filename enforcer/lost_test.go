@@ -86,9 +86,7 @@ func TestASliceWhoseLedgerIsNotFoundIsHeldToItsQuota(t *testing.T) {
 			truth.set(gpu0, hides.pid(), c.has)
 			hides.ended()
 			told := h.told(api.EventBypass)
-			if len(told) != 1 || told[0].PID != hides.pid() || told[0].Cause != c.cause || told[0].Bytes != c.bytes {
-				t.Fatalf("%+v", told)
-			}
+			must.True(t, len(told) == 1 && told[0].PID == hides.pid() && told[0].Cause == c.cause && told[0].Bytes == c.bytes, "the events are", told)
 			truth.set(gpu0, hides.pid(), 0)
 			h.wantGranted(gpu0, 4*gib, 76*gib)
 			slow.kill()
@@ -175,9 +173,7 @@ func TestAPoolsLedgerThatIsNotFoundIsNotReplaced(t *testing.T) {
 	expect.ErrorIs(t, must.Err(h.SetPool(context.Background(), "llm", api.PoolRequest{Quotas: []api.Quota{on(gpu0, gib)}})), api.ErrBadRequest)
 	h.member("c", "llm").expect("status 3", "attach")
 	h.restart()
-	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
-		t.Fatalf("%+v", h.seePool("llm"))
-	}
+	must.True(t, h.pooled("llm") == 5*gib && h.seePool("llm").State == api.Active, "the pool is", h.seePool("llm"))
 	other.uses().must("charge 0 %d", gib)
 	other.expect("refused", "charge 0 1")
 	slow.kill()
@@ -223,9 +219,7 @@ func TestAPoolsLedgerThatAReleasedMemberMayHaveIsNotReplaced(t *testing.T) {
 	h.restartBlindTo(slow)
 	must.Equal(t, h.seePool("llm").State, api.Damaged, "state")
 	h.restart()
-	if h.pooled("llm") != 5*gib || h.seePool("llm").State != api.Active {
-		t.Fatalf("%+v", h.seePool("llm"))
-	}
+	must.True(t, h.pooled("llm") == 5*gib && h.seePool("llm").State == api.Active, "the pool is", h.seePool("llm"))
 	slow.kill()
 	eventually(t, "the memory is released", func() bool { return h.pooled("llm") == 0 })
 }

@@ -166,9 +166,7 @@ func TestProcessWithoutRoomStaysInHostMemory(t *testing.T) {
 	}
 	m.set(func(m *selfMover) { clear(m.fails) })
 	a.returns()
-	if truth.holds(a.pid()) != 40*gib || f.moved(a) {
-		t.Errorf("%d", truth.holds(a.pid()))
-	}
+	expect.True(t, truth.holds(a.pid()) == 40*gib && !f.moved(a), "it holds", truth.holds(a.pid()))
 }
 
 // Its remainder on the device need not be free for its return.
@@ -195,9 +193,7 @@ func TestDriverMovesAProcessWithAFalseClaimOfAMove(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	a.returns()
-	if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib {
-		t.Errorf("%v", f.states())
-	}
+	expect.True(t, m.place() == ledger.Running && truth.holds(a.pid()) == 40*gib, "the processes are", f.states())
 	h.becomes("b", api.Evicted)
 	// This one reports a move before the request, and answers nothing else.
 	m.set(func(m *selfMover) {
@@ -214,9 +210,7 @@ func TestDriverMovesAProcessWithAFalseClaimOfAMove(t *testing.T) {
 	a.expect(statusAway, "return")
 	m.set(func(m *selfMover) { clear(m.mute) })
 	a.returns()
-	if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
-		t.Errorf("%v", f.states())
-	}
+	expect.True(t, m.place() == ledger.Running && truth.holds(a.pid()) == 40*gib && f.states()[a.pid()] == checkpoint.Running, "the processes are", f.states())
 }
 
 // However far a move was when the enforcer died, also if it continued then, the next enforcer reads its state in the lane.
@@ -267,9 +261,7 @@ func TestRestartReadsWhereAProcessHasMoved(t *testing.T) {
 					b.returns()
 					h.becomes("a", api.Evicted)
 					a.returns()
-					if truth.holds(a.pid()) != 40*gib || f.moved(a) {
-						t.Errorf("%d", truth.holds(a.pid()))
-					}
+					expect.True(t, truth.holds(a.pid()) == 40*gib && !f.moved(a), "it holds", truth.holds(a.pid()))
 				})
 			}
 		}
@@ -295,9 +287,7 @@ func TestAProcessOfAnOrdinarySliceIsNotAskedToMoveItself(t *testing.T) {
 	a.uses().takes(truth, 40*gib)
 	m := h.movesItself(a, "a", truth)
 	must.Do(t, h.suspend("a"))
-	if m.begun[0] != 0 || m.been() != "" || f.states()[a.pid()] != checkpoint.Checkpointed || h.granted(t) != 0 {
-		t.Errorf("%v", f.states())
-	}
+	expect.True(t, m.begun[0] == 0 && m.been() == "" && f.states()[a.pid()] == checkpoint.Checkpointed && h.granted(t) == 0, "the processes are", f.states())
 }
 
 func TestHostMemoryIsKeptWhileItIsPlentiful(t *testing.T) {
@@ -355,9 +345,7 @@ func TestKeptHostMemoryIsReleasedForAnEviction(t *testing.T) {
 			a.expect("ok 1", "enter") // keeps it on the device
 			d.returns()
 			h.becomes("c", api.Evicted)
-			if !m.wasTold(ledger.Bare) || h.see("a").State != api.Active {
-				t.Errorf("%+v", h.see("a"))
-			}
+			expect.True(t, m.wasTold(ledger.Bare) && h.see("a").State == api.Active, "the slice is", h.see("a"))
 		})
 	}
 }
@@ -436,9 +424,7 @@ func TestMemoryLeftOnTheDeviceIsMovedForAnOrdinarySlice(t *testing.T) {
 		_, err := h.Register(context.Background(), r)
 		return err == nil
 	})
-	if truth.holds(a.pid()) != 0 || f.states()[a.pid()] != checkpoint.Checkpointed {
-		t.Errorf("%v", f.states())
-	}
+	expect.True(t, truth.holds(a.pid()) == 0 && f.states()[a.pid()] == checkpoint.Checkpointed, "the processes are", f.states())
 }
 
 func TestImmovableMemoryStays(t *testing.T) {
@@ -454,9 +440,7 @@ func TestImmovableMemoryStays(t *testing.T) {
 		t.Errorf("%+v, %d given", s, h.granted(t))
 	}
 	a.returns()
-	if m.place() != ledger.Running || truth.holds(a.pid()) != 40*gib || f.states()[a.pid()] != checkpoint.Running {
-		t.Errorf("%v", f.states())
-	}
+	expect.True(t, m.place() == ledger.Running && truth.holds(a.pid()) == 40*gib && f.states()[a.pid()] == checkpoint.Running, "the processes are", f.states())
 }
 
 func leavesAPart(all ...*selfMover) {
@@ -488,9 +472,7 @@ func TestEvictionMovesNoMoreThanNeeded(t *testing.T) {
 			t.Fatalf("%d and %d", truth.holds(a.pid()), truth.holds(b.pid()))
 		}
 	}
-	if m.place() != ledger.Aside || other.place() != ledger.Running || f.moved(a) || f.moved(b) {
-		t.Errorf("%s", f.steps())
-	}
+	expect.True(t, m.place() == ledger.Aside && other.place() == ledger.Running && !f.moved(a) && !f.moved(b), "the actions were", f.steps())
 }
 
 // For a third slice the processes move the remainder themselves, without the driver.
@@ -527,9 +509,7 @@ func TestASelfMoverThatIsSuspendedByHandLeavesNothingThatItCanMove(t *testing.T)
 	leavesAPart(m)
 	b.works(truth, gib)
 	h.becomes("a", api.Evicted)
-	if truth.holds(a.pid()) < 30*gib {
-		t.Fatalf("%d", truth.holds(a.pid()))
-	}
+	must.True(t, truth.holds(a.pid()) >= 30*gib, "it holds", truth.holds(a.pid()))
 	a.returns()
 	must.Do(t, h.suspend("a"))
 	expect.Equal(t, truth.holds(a.pid()), 600*mib)

@@ -36,9 +36,7 @@ func TestChargesAreBoundedByTheQuotaAndReleasedAtExit(t *testing.T) {
 	p.expect("refused", "charge 0 %d", 2*gib)
 	p.must("charge 0 %d", gib)
 	d := h.see("s").Devices[0]
-	if d.Used != 4*gib || d.Limit != 4*gib || d.Device != gpu0 || d.Allocations != 2 || d.Refusals != 1 {
-		t.Fatalf("%+v", d)
-	}
+	must.True(t, d.Used == 4*gib && d.Limit == 4*gib && d.Device == gpu0 && d.Allocations == 2 && d.Refusals == 1, "got", d)
 	p.kill()
 	h.wantGone("s")
 	eventually(t, "so is its directory", func() bool {
@@ -281,9 +279,7 @@ func TestAWrongRequestIsRefusedWithItsReason(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: c.pid, Quotas: []api.Quota{c.quota}})
 			var refusal *api.Error
-			if !errors.As(err, &refusal) || refusal.Code != c.code || !strings.Contains(err.Error(), c.says) {
-				t.Fatalf("%v", err)
-			}
+			must.True(t, errors.As(err, &refusal) && refusal.Code == c.code && strings.Contains(err.Error(), c.says), "got", err)
 		})
 	}
 	_, err := h.Register(context.Background(), api.RegisterRequest{ID: "s", Session: true, PID: os.Getpid(), Quotas: []api.Quota{on("0", gib), on(gpu0, gib)}})
@@ -380,9 +376,7 @@ func TestTwoHundredProcessesAreAccountedExactly(t *testing.T) {
 		}
 	}
 	d := h.see("c").Devices[0]
-	if d.Recovered != generations*each*mib || d.Peak != each*mib {
-		t.Fatalf("%+v", d)
-	}
+	must.True(t, d.Recovered == generations*each*mib && d.Peak == each*mib, "got", d)
 }
 
 func TestHonestProcessesAreNeverCalledDamaged(t *testing.T) {

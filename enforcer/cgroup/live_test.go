@@ -351,9 +351,7 @@ func TestUnwatchStopsReports(t *testing.T) {
 		process := member(t, p)
 		reports := watch(t, w, p)
 		expect.Error(t, w.Watch(p, func() {}), "watched twice")
-		if !w.Unwatch(p) || w.Unwatch(p) {
-			t.Error("Unwatch must be true once")
-		}
+		expect.True(t, w.Unwatch(p) && !w.Unwatch(p), "Unwatch must be true once")
 		end(process)
 		w.Recheck(p)
 		wantSilence(t, reports)
@@ -469,17 +467,13 @@ func TestNoDepthOfCgroupsLeadsOutOfAContainers(t *testing.T) {
 				process := deep(t, p, end)
 				sibling := member(t, below(t, p, "z"))
 				m, err := host.Membership(process.Process.Pid)
-				if err == nil && !m.In(p) {
-					t.Error("not in the cgroup by its path")
-				}
+				expect.True(t, err != nil || m.In(p), "not in the cgroup by its path")
 				if err != nil && !errors.Is(err, unix.ENAMETOOLONG) {
 					t.Error(err)
 				}
 				above := false
 				m.Each(func(mount, rel string) { above = above || mount == p.Mount && rel == p.Rel })
-				if err == nil && !above {
-					t.Error("the cgroup is not above it")
-				}
+				expect.True(t, err != nil || above, "the cgroup is not above it")
 				pids, err := PIDs(p)
 				want := []int{process.Process.Pid, sibling.Process.Pid}
 				slices.Sort(want)

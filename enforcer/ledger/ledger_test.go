@@ -164,9 +164,7 @@ func TestADeadLaneIsSettledOnceAndGivenToTheNext(t *testing.T) {
 	must.Equal(t, l.Uncharged(0, 1), (Calls{UnderWay: 1}), "the begin of a call is missing")
 	l.SetFree(1)
 	b := give(t, l, 1)
-	if l.Generation(1) != generation+1 || b.Held() != 0 || l.Uncharged(0, 1) != (Calls{}) {
-		t.Fatal("the next owner inherits values")
-	}
+	must.True(t, l.Generation(1) == generation+1 && b.Held() == 0 && l.Uncharged(0, 1) == (Calls{}), "the next owner inherits values")
 	must.Equal(t, must.Get(l.Settle(1, generation))(t)[0], 0, "a late settlement reached the next owner")
 }
 
@@ -202,9 +200,7 @@ func TestMoveRequestWakesTheProcess(t *testing.T) {
 		}
 		want = next
 	}
-	if l.SetWant(uint32(Lanes), Aside) != 0 || l.MoveOf(uint32(Lanes)) != (Move{}) {
-		t.Error("an invalid lane has an owner")
-	}
+	expect.True(t, l.SetWant(uint32(Lanes), Aside) == 0 && l.MoveOf(uint32(Lanes)) == (Move{}), "an invalid lane has an owner")
 	l.SetFree(1)
 	give(t, l, 1)
 	expect.Equal(t, l.MoveOf(1), Move{}, "the move of the next owner")

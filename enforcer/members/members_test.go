@@ -36,9 +36,7 @@ func TestOnlySoManyProcessesJoinASession(t *testing.T) {
 	before := g.Joined()
 	expect.ErrorContains(t, g.Join(must.Get(process.Again(p.PID, p.Start))(t), 1), "256 processes have joined", "one too many")
 	g.Leave(p)
-	if len(g.Joined()) != 0 || len(before) != maxJoined {
-		t.Error("it has not left, or an earlier list was changed")
-	}
+	expect.True(t, len(g.Joined()) == 0 && len(before) == maxJoined, "it has not left, or an earlier list was changed")
 }
 
 // A process that has exited may have another's pid by now.

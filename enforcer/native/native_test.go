@@ -182,9 +182,7 @@ func TestLimitsAreSetInTheDriver(t *testing.T) {
 	b.Want(c, map[string]uint64{gpu0: 4 * mib})
 	b.reached(c)
 	b.are("one device", c, 4*mib, driver.NoLimit)
-	if b.By(c, gpu0) != api.Native || b.By(c, gpu1) != api.Intercept || b.By(c, "GPU-2") != api.Intercept {
-		t.Error("who enforces")
-	}
+	expect.True(t, b.By(c, gpu0) == api.Native && b.By(c, gpu1) == api.Intercept && b.By(c, "GPU-2") == api.Intercept, "the enforcement of each device")
 	b.Want(c, map[string]uint64{gpu0: 6 * mib, gpu1: 0})
 	b.reached(c)
 	b.are("changed", c, 6*mib, 0)
@@ -224,9 +222,7 @@ func TestFailedLimitIsLoggedOnceAndRetried(t *testing.T) {
 	if device, err := b.reach(c); device != gpu1 || err == nil {
 		t.Fatalf("%s: %v", device, err)
 	}
-	if b.By(c, gpu0) != api.Native || b.By(c, gpu1) != api.Intercept {
-		t.Error("who enforces")
-	}
+	expect.True(t, b.By(c, gpu0) == api.Native && b.By(c, gpu1) == api.Intercept, "the enforcement of each device")
 	set := b.attempts()
 	b.eventually("the failed attempt is repeated", func() bool { return b.attempts() >= set+3 })
 	if told := b.events(); len(told) != 1 || told[0] != gpu1+": Unknown Error" {

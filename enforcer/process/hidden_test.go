@@ -92,9 +92,7 @@ func TestAUserIdentifiesTheirProcessesThatAreNotDumpable(t *testing.T) {
 		if h.PID != plain || h.NSPID != plain || h.PIDNS != own || h.Start == 0 {
 			t.Errorf("%+v", h.Identity)
 		}
-		if !Ancestor(plain, os.Getpid()) || Ancestor(os.Getpid(), plain) {
-			t.Error("the process's ancestors are not found")
-		}
+		expect.True(t, Ancestor(plain, os.Getpid()) && !Ancestor(os.Getpid(), plain), "the process's ancestors are not found")
 		return nil
 	})
 }

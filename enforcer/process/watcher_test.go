@@ -121,9 +121,7 @@ func TestUnwatchReturnsWhetherTheExitWasReported(t *testing.T) {
 	}
 	watch(func() { t.Error("called after Unwatch") })
 	expect.Error(t, w.Watch(h, func() {}), "watched twice")
-	if !w.Unwatch(h) || w.Unwatch(h) {
-		t.Error("Unwatch of a living process must be true once")
-	}
+	expect.True(t, w.Unwatch(h) && !w.Unwatch(h), "Unwatch of a living process must be true once")
 	died := make(chan struct{})
 	watch(func() { close(died) })
 	end(cmd)

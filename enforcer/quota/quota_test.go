@@ -226,17 +226,13 @@ func TestAFrozenQuotaGrantsNothing(t *testing.T) {
 	_, a := attach(q, o, start(t).Process.Pid)
 	must.Do(t, a.Charge(gib))
 	o.with(func() {
-		if !q.Freeze("a test") || q.Freeze("a test") {
-			t.Error("it changes once")
-		}
+		expect.True(t, q.Freeze("a test") && !q.Freeze("a test"), "it changes once")
 		must.Do(t, q.Verify())
 	})
 	refused(t, a.Charge(1))
 	must.Do(t, a.Release(gib/2))
 	o.with(func() {
-		if !q.Thaw() || q.Frozen != "" {
-			t.Error("not thawed")
-		}
+		expect.True(t, q.Thaw() && q.Frozen == "", "not thawed")
 	})
 	must.Do(t, a.Charge(gib))
 }

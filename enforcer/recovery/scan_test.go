@@ -167,9 +167,7 @@ func TestALedgerIsFoundInAnyProcessThatMapsIt(t *testing.T) {
 	}
 	s := host(hangs, moves, gives)
 	s.Run()
-	if !s.Found(theLedger) || s.Take(theLedger) != pages[gives] || s.Take(theLedger) != nil || s.Found(theLedger) {
-		t.Fatal("the ledger was not found, or twice")
-	}
+	must.True(t, s.Found(theLedger) && s.Take(theLedger) == pages[gives] && s.Take(theLedger) == nil && !s.Found(theLedger), "the ledger was not found, or twice")
 	s = host(moves, late)
 	s.Run()
 	if s.Take(theLedger) != nil || s.asked(moves) != maxRounds {
@@ -223,9 +221,7 @@ func TestTheSlicesOwnProcessesAreAskedFirst(t *testing.T) {
 			for pid := 1; pid <= 4; pid++ {
 				expect.Equal(t, asked(pid) > 0, slices.Contains(c.asks, pid), "process", pid, "is asked")
 			}
-			if s.MayHold(theLedger, 4) || !s.MayHold(theLedger, c.has) {
-				t.Error("holders are known without a list of processes")
-			}
+			expect.True(t, !s.MayHold(theLedger, 4) && s.MayHold(theLedger, c.has), "holders are known without a list of processes")
 			expect.Equal(t, asked(4), 1, "process 4 was asked")
 		})
 	}
@@ -238,9 +234,7 @@ func TestAProcessElsewhereThatDoesNotAnswerMayHaveALedger(t *testing.T) {
 	s.Want(theLedger, func() ([]int, error) { return []int{1}, nil })
 	s.got[theLedger] = nil // the ledger was found
 	s.Run()
-	if !s.MayHold(theLedger, 2) || s.complete {
-		t.Error("a process that timed out counts as readable")
-	}
+	expect.True(t, s.MayHold(theLedger, 2) && !s.complete, "a process that timed out counts as readable")
 }
 
 // A live process that maps a ledger may charge it, even if the file cannot be opened.

@@ -47,9 +47,7 @@ func TestAFloodIsReportedAsASum(t *testing.T) {
 	if said != saidPerSecond || alone != rejectedPerSecond {
 		t.Errorf("%d refusals and %d rejected attaches are reported one by one", said, alone)
 	}
-	if !r.Allow(now.Add(time.Second)) || !rejected.Add(now.Add(time.Second), "full") {
-		t.Error("none a second later")
-	}
+	expect.True(t, r.Allow(now.Add(time.Second)) && rejected.Add(now.Add(time.Second), "full"), "none a second later")
 	sums := make(map[string]uint64)
 	for range 2 {
 		rejected.Rest(func(cause string, n uint64) { sums[cause] += n })

@@ -26,18 +26,14 @@ func TestWrongTokensAreBoundedForEachUser(t *testing.T) {
 		must.True(t, !g.Wait(now, alice), "after", n, "wrong tokens")
 		must.Equal(t, g.Did(now, alice), (n == 0), "number", n, "is the first")
 	}
-	if !g.Wait(now, alice) || g.Wait(now, bob) {
-		t.Fatal("not alice, or not alice alone")
-	}
+	must.True(t, g.Wait(now, alice) && !g.Wait(now, bob), "a wrong token must limit only alice")
 	expect.True(t, g.Wait(now.Add(g.Interval-time.Second), alice), "before the interval is over")
 	now = now.Add(g.Interval)
 	expect.True(t, !g.Wait(now, alice), "after it")
 	g.Did(now, alice)
 	expect.True(t, g.Wait(now, alice), "a second wrong token within the interval must wait")
 	now = now.Add(time.Duration(g.Burst) * g.Interval)
-	if g.Wait(now, alice) || len(g.by) != 0 {
-		t.Error("she is not forgotten")
-	}
+	expect.True(t, !g.Wait(now, alice) && len(g.by) == 0, "the limiter of alice is not removed")
 	for uid := range uint32(maxPaced) {
 		g.Did(now, uid)
 	}

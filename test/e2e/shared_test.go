@@ -69,9 +69,7 @@ func TestSharedHostConfigurationKeepsItsPromises(t *testing.T) {
 	honest := other.hog(gib)
 	hidden := other.hide(16 * gib)
 	h.Eventually("the process with hidden memory is killed", h.dead(hidden))
-	if h.dead(honest)() || h.dead(hog{pid: other.pid()})() {
-		t.Error("another process of the slice was killed, too")
-	}
+	expect.True(t, !h.dead(honest)() && !h.dead(hog{pid: other.pid()})(), "another process of the slice was killed, too")
 
 	_, _ = h.session("8G", 2*gib) // as a student
 	contains("more than a student has", fails(t, h, nobody, "1G"), "(max_vram)")
