@@ -247,7 +247,7 @@ func TestAUserOnOtherMachinesHasAShareOfTheConnections(t *testing.T) {
 		}
 		defer s.Close()
 	}
-	eventually(t, "he has all that he may have", func() bool { return h.remote.Load().connections()[one1] == maxRemoteOfUser })
+	eventually(t, "the user has all allowed connections", func() bool { return h.remote.Load().connections()[one1] == maxRemoteOfUser })
 	if _, err := h.open(of, "lease-1", "token"); err == nil {
 		t.Error("one more than a user may have")
 	}

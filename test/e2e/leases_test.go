@@ -302,17 +302,17 @@ func TestUserLeasesWithinOwnLimit(t *testing.T) {
 		want []string
 		not  string
 	}{
-		"more than the operator lets him have": {nobody, []string{"acquire", "--vram", "2G"}, []string{"REFUSED", "sessions may have 4GiB together"}, roots.ID},
-		"another user":                         {somebody, []string{"acquire", "--vram", "1G"}, []string{"REFUSED", "uid 8 may have no session"}, "lease-"},
-		"a tenant":                             {nobody, []string{"acquire", "--vram", "1G", "--tenant", "rich"}, []string{"REFUSED", "accounted to tenant rich"}, ""},
-		"root, more than there is":             {0, []string{"acquire", "--vram", "60G"}, []string{"REFUSED", mine.ID, roots.ID}, ""},
-		"more than the card":                   {0, []string{"acquire", "--vram", "100G"}, []string{"INVALID_REQUEST", "has 79.65GiB, of which", "are accepted"}, ""},
-		"somebody else's lease":                {somebody, []string{"drop", mine.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
-		"somebody else's, shown":               {nobody, []string{"show", roots.ID[:14]}, []string{"NOT_FOUND", "you have no lease"}, ""},
-		"no size":                              {nobody, []string{"acquire"}, []string{"--vram is missing"}, ""},
-		"a wrong device":                       {nobody, []string{"acquire", "--vram", "1G", "--device", "9"}, []string{"INVALID_REQUEST", `no device "9"`}, ""},
-		"a short time":                         {nobody, []string{"renew", mine.ID, "1ms"}, []string{"from 1s to 876000h"}, ""},
-		"no time":                              {nobody, []string{"renew", mine.ID, "never"}, []string{"is no time for a lease"}, ""},
+		"more than the operator allows": {nobody, []string{"acquire", "--vram", "2G"}, []string{"REFUSED", "sessions may have 4GiB together"}, roots.ID},
+		"another user":                  {somebody, []string{"acquire", "--vram", "1G"}, []string{"REFUSED", "uid 8 may have no session"}, "lease-"},
+		"a tenant":                      {nobody, []string{"acquire", "--vram", "1G", "--tenant", "rich"}, []string{"REFUSED", "accounted to tenant rich"}, ""},
+		"root, more than there is":      {0, []string{"acquire", "--vram", "60G"}, []string{"REFUSED", mine.ID, roots.ID}, ""},
+		"more than the card":            {0, []string{"acquire", "--vram", "100G"}, []string{"INVALID_REQUEST", "has 79.65GiB, of which", "are accepted"}, ""},
+		"somebody else's lease":         {somebody, []string{"drop", mine.ID}, []string{"NOT_FOUND", "you have no lease"}, ""},
+		"somebody else's, shown":        {nobody, []string{"show", roots.ID[:14]}, []string{"NOT_FOUND", "you have no lease"}, ""},
+		"no size":                       {nobody, []string{"acquire"}, []string{"--vram is missing"}, ""},
+		"a wrong device":                {nobody, []string{"acquire", "--vram", "1G", "--device", "9"}, []string{"INVALID_REQUEST", `no device "9"`}, ""},
+		"a short time":                  {nobody, []string{"renew", mine.ID, "1ms"}, []string{"from 1s to 876000h"}, ""},
+		"no time":                       {nobody, []string{"renew", mine.ID, "never"}, []string{"is no time for a lease"}, ""},
 	} {
 		out, code := output(h.as(c.uid, append([]string{"lease"}, c.args...)...))
 		for _, want := range c.want {

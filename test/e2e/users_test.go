@@ -104,11 +104,11 @@ func TestAUserWithoutPrivilegesHasSessionsOfTheHostsEnforcer(t *testing.T) {
 		args []string
 		want string
 	}{
-		"more than the operator lets him have": {nobody, []string{"run", "--vram", "2G", "--", "true"}, "sessions may have 4GiB together (max_vram) and have 3GiB"},
-		"another user":                         {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 8 may have no session on this host"},
-		"a tenant":                             {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "accounted to tenant rich"},
-		"somebody else's session":              {somebody, []string{"release", "--force", id}, "you have no session " + id},
-		"what is no session's":                 {nobody, []string{"set", id, "--vram", "4G"}, "the operator's, on the control socket"},
+		"more than the operator allows": {nobody, []string{"run", "--vram", "2G", "--", "true"}, "sessions may have 4GiB together (max_vram) and have 3GiB"},
+		"another user":                  {somebody, []string{"run", "--vram", "1G", "--", "true"}, "uid 8 may have no session on this host"},
+		"a tenant":                      {nobody, []string{"run", "--vram", "1G", "--tenant", "rich", "--", "true"}, "accounted to tenant rich"},
+		"somebody else's session":       {somebody, []string{"release", "--force", id}, "you have no session " + id},
+		"what is no session's":          {nobody, []string{"set", id, "--vram", "4G"}, "the operator's, on the control socket"},
 	} {
 		out, code := output(h.as(c.uid, c.args...))
 		if code == 0 || !strings.Contains(out, c.want) || strings.Count(out, "\n") != 1 {

@@ -170,7 +170,7 @@ func (o *operator) holdsUsers(all []api.Slice) error {
 		}
 	}
 	if o.sessions = max(o.sessions, sessions); sessions > 4 || bytes > 2*gib {
-		return fmt.Errorf("the user has %d sessions with %d bytes, where he may have 4 with 2 GiB", sessions, bytes)
+		return fmt.Errorf("the user has %d sessions with %d bytes, but may have 4 with 2 GiB", sessions, bytes)
 	}
 	return nil
 }

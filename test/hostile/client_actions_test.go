@@ -33,21 +33,21 @@ import (
 func clientActions(v victims) []action {
 	c := &leaseClient{victims: v, service: lease.Service{Socket: v.Leases}}
 	return []action{
-		{name: "acquires leases until he is refused, truncates what is in them, and drops them", atLeast: 3, pause: 2 * time.Second, do: c.acquiresAll},
+		{name: "acquires leases until they are refused, truncates their files, and drops them", atLeast: 3, pause: 2 * time.Second, do: c.acquireAll},
 		{name: "acquires a lease and launches a kernel that faults, which takes its broker", atLeast: 3, pause: time.Second, do: c.faults},
-		{name: "opens 100 connections to each socket of his session, and says nothing or garbage", atLeast: 30, pause: 50 * time.Millisecond, do: c.crowds},
-		{name: "opens 100 connections to the address for other machines, without a certificate", atLeast: 30, pause: 10 * time.Millisecond, do: c.crowdsTheAddress},
-		{name: "sends 100 requests at random", atLeast: 15, do: c.sendsAtRandom},
-		{name: "asks for 200 MiB, and reads nothing", atLeast: 6, do: c.readsNothing},
-		{name: "cuts streams in the middle of a message", atLeast: 9, do: c.cutsStreams},
-		{name: "shows wrong tokens", atLeast: 15, do: c.showsWrongTokens},
-		{name: "names, renews, drops and opens what is another's", atLeast: 15, do: c.namesOthers},
-		{name: "truncates and writes over shared memory", atLeast: 30, do: c.truncatesShared},
-		{name: "takes shared memory, keeps its descriptor, hangs up and writes", atLeast: 15, do: c.keepsShared},
-		{name: "has a lease on its token's file (F_SETLEASE), and renews and drops what it is for", atLeast: 3, pause: time.Second, do: c.leasesTheToken},
-		{name: "acquires leases of nothing, 64 at once", atLeast: 3, pause: 3 * time.Second, do: c.acquiresNothing},
-		{name: "sends descriptors to the sockets of his session", atLeast: 15, do: c.sendsDescriptors},
-		{name: "loads garbage as code, and launches what does not fit", atLeast: 6, do: c.loadsGarbage},
+		{name: "opens 100 connections to each socket of their session, and sends nothing or garbage", atLeast: 30, pause: 50 * time.Millisecond, do: c.crowds},
+		{name: "opens 100 connections to the address for other machines, without a certificate", atLeast: 30, pause: 10 * time.Millisecond, do: c.crowdAddress},
+		{name: "sends 100 requests at random", atLeast: 15, do: c.sendAtRandom},
+		{name: "asks for 200 MiB, and reads nothing", atLeast: 6, do: c.readNothing},
+		{name: "cuts streams in the middle of a message", atLeast: 9, do: c.cutStreams},
+		{name: "shows wrong tokens", atLeast: 15, do: c.sendWrongTokens},
+		{name: "names, renews, drops and opens what is another's", atLeast: 15, do: c.nameOthers},
+		{name: "truncates and writes over shared memory", atLeast: 30, do: c.truncateShared},
+		{name: "takes shared memory, keeps its descriptor, hangs up and writes", atLeast: 15, do: c.keepShared},
+		{name: "has a lease on its token's file (F_SETLEASE), and renews and drops what it is for", atLeast: 3, pause: time.Second, do: c.leaseTokenFile},
+		{name: "acquires leases of nothing, 64 at once", atLeast: 3, pause: 3 * time.Second, do: c.acquireNothing},
+		{name: "sends descriptors to the sockets of their session", atLeast: 15, do: c.sendDescriptors},
+		{name: "loads garbage as code, and launches what does not fit", atLeast: 6, do: c.loadGarbage},
 	}
 }
 
@@ -55,14 +55,14 @@ func clientActions(v victims) []action {
 func visitorActions(v victims) []action {
 	c := &leaseClient{victims: v, service: lease.Service{Socket: v.Leases}}
 	return []action{
-		{name: "acquires leases, 64 at once", atLeast: 3, do: c.acquiresNothing},
-		{name: "opens 100 connections to the lease service, and says nothing or garbage", atLeast: 60, pause: 10 * time.Millisecond, do: c.crowdsTheService},
+		{name: "acquires leases, 64 at once", atLeast: 3, do: c.acquireNothing},
+		{name: "opens 100 connections to the lease service, and sends nothing or garbage", atLeast: 60, pause: 10 * time.Millisecond, do: c.crowdService},
 		{name: "sends descriptors to the lease service", atLeast: 15, do: func() error { return floodWithDescriptors(c.Leases) }},
 	}
 }
 
-// acquiresNothing asks for what is never granted: no memory, or more than a user may have.
-func (c *leaseClient) acquiresNothing() error {
+// acquireNothing asks for what is never granted: no memory, or more than a user may have.
+func (c *leaseClient) acquireNothing() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	var all sync.WaitGroup
@@ -86,7 +86,7 @@ func (c *leaseClient) acquiresNothing() error {
 	return nil // others found no place for a connection
 }
 
-func (c *leaseClient) leasesTheToken() error {
+func (c *leaseClient) leaseTokenFile() error {
 	l, err := c.service.Acquire(context.Background(), lease.Request{VRAM: 1 << 20})
 	for ; isCode(err, lease.Refused); l, err = c.service.Acquire(context.Background(), lease.Request{VRAM: 1 << 20}) {
 		time.Sleep(50 * time.Millisecond) // other actions use up the user's pace
@@ -126,7 +126,7 @@ func (c *leaseClient) leasesTheToken() error {
 	return err
 }
 
-func (c *leaseClient) sendsDescriptors() error {
+func (c *leaseClient) sendDescriptors() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	l, err := c.lease(ctx)
@@ -187,7 +187,7 @@ func isCode(err error, code lease.Code) bool {
 	return errors.As(err, &e) && e.Code == code
 }
 
-func (c *leaseClient) acquiresAll() error {
+func (c *leaseClient) acquireAll() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	var all []*lease.Lease
@@ -200,7 +200,7 @@ func (c *leaseClient) acquiresAll() error {
 		all = append(all, l)
 	}
 	if err == nil {
-		err = harmf("he has %d leases more, and may have 4", len(all))
+		err = harmf("the user has %d leases more, and may have 4", len(all))
 	} else if isCode(err, lease.Refused) {
 		err = nil
 	}
@@ -209,11 +209,11 @@ func (c *leaseClient) acquiresAll() error {
 		_ = os.Truncate(l.TokenFile, 0)
 		for _, name := range []string{"token", "session.sock", "shared.sock", "lease.json"} {
 			if os.Remove(filepath.Join(dir, name)) == nil || os.Rename(filepath.Join(dir, name), filepath.Join(dir, "x")) == nil {
-				err = harmf("he removes %s of a lease", name)
+				err = harmf("the user removes %s of a lease", name)
 			}
 		}
 		if os.WriteFile(filepath.Join(dir, "lease.json"), nil, 0) == nil {
-			err = harmf("he writes the record of a lease")
+			err = harmf("the user writes the record of a lease")
 		}
 		if _, dropErr := c.service.Drop(ctx, l.ID); dropErr != nil && err == nil {
 			err = dropErr
@@ -292,8 +292,8 @@ func (c *leaseClient) crowds() error {
 	return errors.Join(open("unix", session), open("unix", filepath.Join(filepath.Dir(session), "shared.sock")))
 }
 
-func (c *leaseClient) crowdsTheService() error { return open("unix", c.Leases) }
-func (c *leaseClient) crowdsTheAddress() error { return open("tcp", c.Remote) }
+func (c *leaseClient) crowdService() error { return open("unix", c.Leases) }
+func (c *leaseClient) crowdAddress() error { return open("tcp", c.Remote) }
 
 func (c *leaseClient) raw(ctx context.Context) (stream leasepb.Session_WorkClient, stop func(), err error) {
 	l, err := c.lease(ctx)
@@ -335,7 +335,7 @@ func atRandom() *leasepb.Request {
 	return &leasepb.Request{Operation: &leasepb.Request_Launch{Launch: &leasepb.Launch{Module: number(), Kernel: "x", Grid: &leasepb.Dim{X: ^uint32(0)}}}}
 }
 
-func (c *leaseClient) sendsAtRandom() error {
+func (c *leaseClient) sendAtRandom() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	stream, stop, err := c.raw(ctx)
@@ -365,7 +365,7 @@ func (c *leaseClient) sendsAtRandom() error {
 	return nil
 }
 
-func (c *leaseClient) readsNothing() error {
+func (c *leaseClient) readNothing() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	stream, stop, err := c.raw(ctx)
@@ -403,7 +403,7 @@ func (c *leaseClient) readsNothing() error {
 	return err
 }
 
-func (c *leaseClient) cutsStreams() error {
+func (c *leaseClient) cutStreams() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	l, err := c.lease(ctx)
@@ -431,7 +431,7 @@ func (c *leaseClient) cutsStreams() error {
 	return nil
 }
 
-func (c *leaseClient) showsWrongTokens() error {
+func (c *leaseClient) sendWrongTokens() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	l, err := c.lease(ctx)
@@ -458,28 +458,28 @@ func (c *leaseClient) showsWrongTokens() error {
 	return nil
 }
 
-func (c *leaseClient) namesOthers() error {
+func (c *leaseClient) nameOthers() error {
 	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
 	defer cancel()
 	dir := filepath.Join(filepath.Dir(c.Leases), "leases", c.Lease)
 	if _, err := os.ReadFile(filepath.Join(dir, "token")); err == nil {
-		return harmf("he reads another's token")
+		return harmf("the user reads another's token")
 	}
 	for _, name := range []string{"session.sock", "shared.sock"} {
 		if conn, err := net.Dial("unix", filepath.Join(dir, name)); err == nil {
 			conn.Close()
-			return harmf("he connects to another's %s", name)
+			return harmf("the user connects to another's %s", name)
 		}
 	}
 	if _, err := os.ReadDir(filepath.Dir(dir)); err == nil {
-		return harmf("he lists the leases")
+		return harmf("the user lists the leases")
 	}
 	_, shown := c.service.Show(ctx, c.Lease)
 	_, renewed := c.service.Renew(ctx, c.Lease, time.Minute)
 	_, dropped := c.service.Drop(ctx, c.Lease)
 	for _, err := range []error{shown, renewed, dropped} {
 		if err == nil {
-			return harmf("he has another's lease")
+			return harmf("the user has another's lease")
 		}
 		if !isCode(err, lease.NotFound) {
 			return err
@@ -529,8 +529,8 @@ func (c *leaseClient) shared() (fd int, hangUp func(), err error) {
 	return fds[0], func() { conn.Close() }, nil
 }
 
-// keepsShared keeps the last 64 descriptors.
-func (c *leaseClient) keepsShared() error {
+// keepShared keeps the last 64 descriptors.
+func (c *leaseClient) keepShared() error {
 	fd, hangUp, err := c.shared()
 	if err != nil {
 		return err
@@ -546,7 +546,7 @@ func (c *leaseClient) keepsShared() error {
 	return err
 }
 
-func (c *leaseClient) truncatesShared() error {
+func (c *leaseClient) truncateShared() error {
 	fd, hangUp, err := c.shared()
 	if err != nil {
 		return err
@@ -564,7 +564,7 @@ func (c *leaseClient) truncatesShared() error {
 	return nil
 }
 
-func (c *leaseClient) loadsGarbage() error {
+func (c *leaseClient) loadGarbage() error {
 	return c.in(func(ctx context.Context, _ *lease.Lease, s *lease.Session) error {
 		garbage := make([]byte, 1<<20)
 		_, _ = rand.Read(garbage)

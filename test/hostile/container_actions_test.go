@@ -29,18 +29,18 @@ func containerActions(victims) []action {
 	c := &containerActor{socket: api.ContainerDir + "/" + api.AttachSocketName}
 	return []action{
 		{name: "asks for a place in the ledger", atLeast: 20, do: c.asks(ledger.Request{Op: ledger.OpAttach})},
-		{name: "asks what the driver holds for it, 64 at once", atLeast: 2, pause: 100 * time.Millisecond, do: c.asksAtOnce(64, ledger.Request{Op: ledger.OpTruth})},
-		{name: "names devices that there are not", atLeast: 20, do: c.namesADevice},
-		{name: "sends garbage to the attach socket", atLeast: 20, do: c.sendsGarbage},
-		{name: "sends descriptors to the attach socket", atLeast: 100, do: c.sendsDescriptors},
-		{name: "connects 100 times, and says and reads nothing", atLeast: 2, pause: time.Second, do: c.connectsAndWaits},
+		{name: "asks what the driver holds for it, 64 at once", atLeast: 2, pause: 100 * time.Millisecond, do: c.requestAtOnce(64, ledger.Request{Op: ledger.OpTruth})},
+		{name: "names devices that there are not", atLeast: 20, do: c.requestUnknownDevice},
+		{name: "sends garbage to the attach socket", atLeast: 20, do: c.sendGarbage},
+		{name: "sends descriptors to the attach socket", atLeast: 100, do: c.sendDescriptors},
+		{name: "connects 100 times, and says and reads nothing", atLeast: 2, pause: time.Second, do: c.connectAndWait},
 		{name: "forks until it may not, each child asks for a place, and is killed", atLeast: 10, pause: 200 * time.Millisecond, do: crowd("attach")},
 		{name: "forks until it may not", atLeast: 10, pause: 200 * time.Millisecond, do: crowd("fork")},
 		{name: "allocates until it is refused", atLeast: 10, do: c.allocates},
-		{name: "kills its own processes while they allocate", atLeast: 10, do: c.killsItsOwn},
+		{name: "kills its own processes while they allocate", atLeast: 10, do: c.killOwnProcess},
 		{name: "moves /etc away, and has a program allocate without the interceptor", atLeast: 5, pause: 2 * time.Second, do: c.hides},
 		{name: "mounts, and unmounts what is bound in it", atLeast: 200, pause: 10 * time.Millisecond, do: c.mounts},
-		{name: "mounts in a user namespace of its own", atLeast: 10, pause: 500 * time.Millisecond, do: c.entersANamespace},
+		{name: "mounts in a user namespace of its own", atLeast: 10, pause: 500 * time.Millisecond, do: c.enterNamespace},
 		{name: "overwrites its ledger", atLeast: 1, last: true, do: c.overwrites},
 	}
 }
@@ -100,7 +100,7 @@ func (c *containerActor) sends(message, along []byte) error {
 	return answered(conn)
 }
 
-func (c *containerActor) asksAtOnce(n int, r ledger.Request) func() error {
+func (c *containerActor) requestAtOnce(n int, r ledger.Request) func() error {
 	return func() error {
 		var all []*net.UnixConn
 		defer func() {
@@ -127,19 +127,19 @@ func (c *containerActor) asksAtOnce(n int, r ledger.Request) func() error {
 	}
 }
 
-func (c *containerActor) namesADevice() error {
+func (c *containerActor) requestUnknownDevice() error {
 	r := ledger.Request{Op: ledger.OpDevice, Bytes: 1 << 40}
 	_, _ = rand.Read(r.UUID[:])
 	return c.sends(r.Encode(), nil)
 }
 
-func (c *containerActor) sendsGarbage() error {
+func (c *containerActor) sendGarbage() error {
 	message := make([]byte, 200)
 	_, _ = rand.Read(message)
 	return c.sends(message[:1+int(message[0])%len(message)], nil)
 }
 
-func (c *containerActor) sendsDescriptors() error {
+func (c *containerActor) sendDescriptors() error {
 	files := make([]int, 0, 16)
 	for range cap(files) {
 		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -156,7 +156,7 @@ func (c *containerActor) sendsDescriptors() error {
 	return err
 }
 
-func (c *containerActor) connectsAndWaits() error {
+func (c *containerActor) connectAndWait() error {
 	var all []*net.UnixConn
 	defer func() {
 		for _, conn := range all {
@@ -219,7 +219,7 @@ func (c *containerActor) allocates() error {
 	return nil
 }
 
-func (c *containerActor) killsItsOwn() error {
+func (c *containerActor) killOwnProcess() error {
 	w, err := c.cuda()
 	if err != nil {
 		return err
@@ -273,7 +273,7 @@ func (c *containerActor) mounts() error {
 	return nil
 }
 
-func (c *containerActor) entersANamespace() error {
+func (c *containerActor) enterNamespace() error {
 	cmd := exec.Command("/bin/sh", "-c", "mount -t tmpfs none /etc && mount -t tmpfs none /tmp")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,

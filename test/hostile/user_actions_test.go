@@ -34,35 +34,35 @@ import (
 func userActions(v victims) []action {
 	u := newUser(v)
 	return []action{
-		{name: "begins and ends sessions", atLeast: 3, pause: 2 * time.Second, do: u.beginsAndEnds},
-		{name: "renews a session of his", atLeast: 5, pause: 2 * time.Second, do: u.renews},
-		{name: "asks for more than his limit", atLeast: 5, do: u.asksForTooMuch},
-		{name: "begins a session with a process of root's that he started", atLeast: 5, do: u.beginsWithRoots},
-		{name: "begins a session with others' processes, for a second", atLeast: 5, do: u.beginsWithOthers},
-		{name: "has others' processes join his session", atLeast: 5, do: u.joinsOthers},
-		{name: "shows wrong tokens", atLeast: 5, do: u.showsWrongTokens},
-		{name: "names, ends and renews what is others'", atLeast: 5, do: u.namesOthers},
-		{name: "asks for what is the operator's, and follows events", atLeast: 5, do: u.asksForTheOperators},
-		{name: "sends garbage, and asks on paths that there are not", atLeast: 5, do: u.sendsGarbage},
-		{name: "looks for others' directories and sockets", atLeast: 500, pause: 10 * time.Millisecond, do: u.looksAround},
+		{name: "begins and ends sessions", atLeast: 3, pause: 2 * time.Second, do: u.beginAndEnd},
+		{name: "renews an own session", atLeast: 5, pause: 2 * time.Second, do: u.renews},
+		{name: "asks for more than their limit", atLeast: 5, do: u.requestTooMuch},
+		{name: "begins a session with a process of root's that they started", atLeast: 5, do: u.beginWithRootsProcess},
+		{name: "begins a session with others' processes, for a second", atLeast: 5, do: u.beginWithOthersProcess},
+		{name: "has others' processes join their session", atLeast: 5, do: u.joinOthers},
+		{name: "shows wrong tokens", atLeast: 5, do: u.sendWrongTokens},
+		{name: "names, ends and renews what is others'", atLeast: 5, do: u.nameOthers},
+		{name: "asks for what is the operator's, and follows events", atLeast: 5, do: u.requestOperatorSettings},
+		{name: "sends garbage, and asks on paths that there are not", atLeast: 5, do: u.sendGarbage},
+		{name: "looks for others' directories and sockets", atLeast: 500, pause: 10 * time.Millisecond, do: u.reachOthers},
 		{name: "attaches by hand to their elastic session and never counts calls, without end", atLeast: 500, do: u.floodOwnSession},
 		{name: "asks for host memory for their session, without end", atLeast: 100, do: u.requestHostMemory},
 		{name: "suspends a session, stops its process, and resumes it", atLeast: 1, pause: 100 * time.Millisecond, do: u.suspendAndStop},
 		{name: "begins elastic sessions of the highest priority", atLeast: 5, pause: time.Second, do: u.beginWithHighestPriority},
-		{name: "sends descriptors to the users' socket and to his session's", atLeast: 20, do: u.sendsDescriptors},
-		{name: "allocates in his session until he is refused, and is killed", atLeast: 10, do: u.allocates},
+		{name: "sends descriptors to the users' socket and to their session's", atLeast: 20, do: u.sendDescriptors},
+		{name: "allocates in their session until it is refused, and is killed", atLeast: 10, do: u.allocates},
 	}
 }
 
 func strangerActions(v victims) []action {
 	u := newUser(v)
 	return []action{
-		{name: "opens more connections than he may, and says half", atLeast: 5, do: u.opensTooMany},
-		{name: "connects and hangs up 1,600 times, 16 at once", atLeast: 10, do: u.hangsUp},
-		{name: "asks 1,000 times, and reads nothing", atLeast: 5, do: u.readsNothing},
-		{name: "sends bodies of 8 MiB", atLeast: 5, do: u.sendsMuch},
-		{name: "asks for a session, without a limit", atLeast: 5, do: u.asksForTooMuch},
-		{name: "ends sessions with names of 255 letters", atLeast: 5, do: u.namesMuch},
+		{name: "opens more connections than allowed, and sends half a request", atLeast: 5, do: u.openTooMany},
+		{name: "connects and hangs up 1,600 times, 16 at once", atLeast: 10, do: u.hangUp},
+		{name: "asks 1,000 times, and reads nothing", atLeast: 5, do: u.readNothing},
+		{name: "sends bodies of 8 MiB", atLeast: 5, do: u.sendMuch},
+		{name: "asks for a session, without a limit", atLeast: 5, do: u.requestTooMuch},
+		{name: "ends sessions with names of 255 letters", atLeast: 5, do: u.sendLongNames},
 	}
 }
 
@@ -70,10 +70,10 @@ func strangerActions(v victims) []action {
 func neighbourActions(v victims) []action {
 	c := client.New(v.Users)
 	var lists latencies
-	return []action{{name: "lists his sessions (gpuslice ps)", atLeast: 60, pause: 100 * time.Millisecond, do: func() error {
+	return []action{{name: "lists their sessions (gpuslice ps)", atLeast: 60, pause: 100 * time.Millisecond, do: func() error {
 		err := lists.time(func() error { _, err := c.Slices(context.Background()); return err })
 		if quick := lists.at(5); quick > allowedTime {
-			return harmf("he waits for %v or longer 19 times of 20", quick)
+			return harmf("the user waits for %v or longer 19 times of 20", quick)
 		}
 		return err
 	}, note: lists.String}}
@@ -83,9 +83,9 @@ func neighbourActions(v victims) []action {
 func subordinateActions(v victims) []action {
 	u := newUser(v)
 	return []action{
-		{name: "asks for sessions as each of 200 users of a user namespace", atLeast: 10, do: u.asEach(u.asksForTooMuch)},
-		{name: "shows wrong tokens as each of them", atLeast: 10, do: u.asEach(u.showsWrongTokens)},
-		{name: "opens connections as each of them", atLeast: 20, pause: 20 * time.Millisecond, do: u.asEach(u.opensOne)},
+		{name: "asks for sessions as each of 200 users of a user namespace", atLeast: 10, do: u.asEach(u.requestTooMuch)},
+		{name: "shows wrong tokens as each of them", atLeast: 10, do: u.asEach(u.sendWrongTokens)},
+		{name: "opens connections as each of them", atLeast: 20, pause: 20 * time.Millisecond, do: u.asEach(u.openOne)},
 	}
 }
 
@@ -175,7 +175,7 @@ func (u *user) session(pid int, bytes uint64, ttl time.Duration) []byte {
 	return body
 }
 
-func (u *user) beginsAndEnds() error {
+func (u *user) beginAndEnd() error {
 	child := exec.Command("sleep", "600")
 	if err := child.Start(); err != nil {
 		return err
@@ -325,13 +325,13 @@ func (u *user) suspendAndStop() error {
 	return errors.Join(err, <-suspended)
 }
 
-func (u *user) sendsDescriptors() error {
+func (u *user) sendDescriptors() error {
 	s, _, err := u.ownSession()
 	if err != nil {
 		return err
 	}
 	c := &containerActor{socket: filepath.Join(s.Dir, "bind", api.AttachSocketName)}
-	if err := c.sendsDescriptors(); err != nil {
+	if err := c.sendDescriptors(); err != nil {
 		return err
 	}
 	u.turns <- struct{}{}
@@ -358,7 +358,7 @@ func floodWithDescriptors(path string) error {
 	return err
 }
 
-func (u *user) asksForTooMuch() error {
+func (u *user) requestTooMuch() error {
 	return u.refused("POST", "/v1/slices", u.session(os.Getpid(), 3<<30, 0), "")
 }
 
@@ -392,13 +392,13 @@ func (u *user) rootsProcess() (int, error) {
 	return u.roots, nil
 }
 
-func (u *user) beginsWithRoots() error {
+func (u *user) beginWithRootsProcess() error {
 	pid, err := u.rootsProcess()
 	if err != nil {
 		return err
 	}
 	if err := unix.Kill(pid, 0); err != unix.EPERM {
-		return fmt.Errorf("his own kill of root's process: %v", err)
+		return fmt.Errorf("the user's own kill of root's process: %v", err)
 	}
 	return u.refused("POST", "/v1/slices", u.session(pid, contextBytes, time.Second), "")
 }
@@ -408,11 +408,11 @@ func (u *user) other() int {
 	return pids[int(u.names.Add(1))%len(pids)]
 }
 
-func (u *user) beginsWithOthers() error {
+func (u *user) beginWithOthersProcess() error {
 	return u.refused("POST", "/v1/slices", u.session(u.other(), contextBytes, time.Second), "")
 }
 
-func (u *user) joinsOthers() error {
+func (u *user) joinOthers() error {
 	s, token, err := u.ownSession()
 	if err != nil {
 		return err
@@ -426,14 +426,14 @@ func (u *user) joinsOthers() error {
 	return u.refused("POST", "/v1/slices/"+s.Slice.ID+"/join", fmt.Appendf(nil, `{"pid":%d}`, pid), token)
 }
 
-func (u *user) showsWrongTokens() error {
+func (u *user) sendWrongTokens() error {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b)
 	return u.refused("POST", "/v1/slices/"+u.ID+"/renew", []byte(`{"ttl":1000000000}`), api.Token(hex.EncodeToString(b)))
 }
 
-// namesOthers: requests about others reveal nothing, not even their existence.
-func (u *user) namesOthers() error {
+// nameOthers: requests about others reveal nothing, not even their existence.
+func (u *user) nameOthers() error {
 	requests := []request{
 		{"GET", "/v1/slices/" + u.ID, ""},
 		{"DELETE", "/v1/slices/" + u.ID + "?force=true", ""},
@@ -444,15 +444,15 @@ func (u *user) namesOthers() error {
 	}
 	a, err := u.ask("GET", "/v1/slices", nil, "")
 	if err == nil && bytes.Contains(a.body, []byte(u.ID)) {
-		err = harmf("he is shown what is another's: %s", a.body)
+		err = harmf("the user is shown another's data: %s", a.body)
 	}
 	return err
 }
 
-func (u *user) asksForTheOperators() error {
+func (u *user) requestOperatorSettings() error {
 	if conn, err := net.Dial("unix", u.Control); err == nil {
 		conn.Close()
-		return harmf("he connected to the control socket")
+		return harmf("the user connected to the control socket")
 	}
 	requests := []request{
 		{"GET", "/v1/events?follow=true", ""},

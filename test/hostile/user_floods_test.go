@@ -28,8 +28,8 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// sendsGarbage sends invalid or unknown requests; the answer is an error or a closed connection.
-func (u *user) sendsGarbage() error {
+// sendGarbage sends invalid or unknown requests; the answer is an error or a closed connection.
+func (u *user) sendGarbage() error {
 	n, _ := rand.Int(rand.Reader, big.NewInt(5))
 	switch n.Int64() {
 	case 0:
@@ -78,16 +78,16 @@ func (u *user) dial() (net.Conn, error) {
 	return conn, err
 }
 
-func (u *user) looksAround() error {
+func (u *user) reachOthers() error {
 	if names, err := os.ReadDir(u.Slices); err == nil {
-		return harmf("he reads the names of %d slices", len(names))
+		return harmf("the user reads the names of %d slices", len(names))
 	}
 	if _, err := os.ReadDir(filepath.Dir(u.Control)); err != nil {
 		return err
 	}
 	for _, pid := range u.PIDs {
 		if unix.Kill(pid, unix.SIGTERM) == nil {
-			return harmf("he sent process %d a signal", pid)
+			return harmf("the user sent process %d a signal", pid)
 		}
 		_ = unix.PtraceAttach(pid)
 	}
@@ -134,15 +134,15 @@ func (u *user) allocates() error {
 			time.Sleep(50 * time.Millisecond)
 			return nil
 		case taken > 1<<30:
-			return harmf("his session of 1 GiB was given %d bytes", taken)
+			return harmf("a session of 1 GiB was given %d bytes", taken)
 		case !strings.HasPrefix(got, "ok"):
 			return fmt.Errorf("it allocates: %s", got)
 		}
 	}
 }
 
-// opensTooMany gets one error for too many connections; further ones wait until they are closed.
-func (u *user) opensTooMany() error {
+// openTooMany gets one error for too many connections; further ones wait until they are closed.
+func (u *user) openTooMany() error {
 	var all []net.Conn
 	defer func() {
 		for _, conn := range all {
@@ -166,7 +166,7 @@ func (u *user) opensTooMany() error {
 	return err
 }
 
-func (u *user) hangsUp() error {
+func (u *user) hangUp() error {
 	var all sync.WaitGroup
 	var connected atomic.Int32
 	for range 16 {
@@ -186,7 +186,7 @@ func (u *user) hangsUp() error {
 	return nil
 }
 
-func (u *user) readsNothing() error {
+func (u *user) readNothing() error {
 	conn, err := u.dial()
 	if err != nil {
 		return err
@@ -201,12 +201,12 @@ func (u *user) readsNothing() error {
 	return nil
 }
 
-func (u *user) sendsMuch() error {
+func (u *user) sendMuch() error {
 	err := u.refused("POST", "/v1/slices", make([]byte, 8<<20), "")
 	return ignoring(ignoring(err, unix.EPIPE), unix.ECONNRESET) // the server closed it
 }
 
-func (u *user) namesMuch() error {
+func (u *user) sendLongNames() error {
 	return u.refused("DELETE", "/v1/slices/"+strings.Repeat("x", 255), nil, "")
 }
 
@@ -229,7 +229,7 @@ func (u *user) asEach(do func() error) func() error {
 	}
 }
 
-func (u *user) opensOne() error {
+func (u *user) openOne() error {
 	conn, err := u.dial()
 	if err != nil {
 		return err
