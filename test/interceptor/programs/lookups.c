@@ -2,8 +2,8 @@
 /*
  * lookups [PLUGIN]: looks up the loader's functions and cuMemAlloc_v2 through dlsym and dlvsym,
  * with each handle and version: from the program, its constructor, and PLUGIN, built of the same
- * source. Each function that is found must be the interceptor's; otherwise it exits 1. Built with
- * -shared and preloaded, only the constructor runs.
+ * source. Each function that is found must be the interceptor's, and some must be found;
+ * otherwise it exits 1. Built with -shared and preloaded, only the constructor runs.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,14 +15,17 @@
 #define WHERE "the program"
 #endif
 
-static int wrong;
+static int wrong, checked;
 
 static void expect_ours(const char *where, const char *name, const char *handle,
                         const char *version, void *found)
 {
 	Dl_info info = {0};
 
-	if (!found || (dladdr(found, &info) && strstr(info.dli_fname, "libgpuslice.so")))
+	if (!found)
+		return;
+	checked = 1;
+	if (dladdr(found, &info) && strstr(info.dli_fname, "libgpuslice.so"))
 		return;
 	printf("%s: %s by %s%s%s: found in %s\n", where, name, handle, version ? ", version " : "",
 	       version ? version : "", info.dli_fname ? info.dli_fname : "?");
@@ -59,7 +62,7 @@ static void look(const char *where)
 static __attribute__((constructor)) void begin(void)
 {
 	look(WHERE "'s constructor");
-	if (wrong)
+	if (wrong || !checked)
 		exit(1);
 }
 
