@@ -90,10 +90,10 @@ func run(ctx context.Context, stage string, stdin io.Reader, load func() (*Hook,
 
 // Sentence formats an error as one line of about 2000 bytes at most, without control characters.
 func Sentence(err error) string {
-	const most = 2000
+	const maxBytes = 2000
 	text := "gpuslice: " + strings.ReplaceAll(err.Error(), "\n", "; ")
-	if len(text) > most {
-		text = text[:most] + "…"
+	if len(text) > maxBytes {
+		text = text[:maxBytes] + "…"
 	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

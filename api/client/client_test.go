@@ -213,8 +213,8 @@ func TestEndlessAnswerIsAbandoned(t *testing.T) {
 	}()
 	c, ctx := New(path), context.Background()
 	for what, ask := range map[string]struct {
-		do   func() error
-		most int64
+		do    func() error
+		limit int64
 	}{
 		"info":     {func() error { _, err := c.Info(ctx); return err }, maxOne},
 		"register": {func() error { _, err := c.Register(ctx, api.RegisterRequest{}); return err }, maxOne},
@@ -228,8 +228,8 @@ func TestEndlessAnswerIsAbandoned(t *testing.T) {
 	} {
 		expect.ErrorContains(t, ask.do(), "more than", what)
 		// The socket's buffers can take more than the client reads.
-		if n := <-sent; n > ask.most+4<<20 {
-			t.Errorf("%s: %d bytes of an answer were read, want at most %d", what, n, ask.most)
+		if n := <-sent; n > ask.limit+4<<20 {
+			t.Errorf("%s: %d bytes of an answer were read, want at most %d", what, n, ask.limit)
 		}
 	}
 }

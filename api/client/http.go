@@ -30,9 +30,9 @@ const (
 )
 
 // do sends one request and decodes the answer, of at most most bytes, into a T.
-func do[T any](ctx context.Context, c *Client, method, path string, body []byte, most int64) (T, error) {
+func do[T any](ctx context.Context, c *Client, method, path string, body []byte, maxBytes int64) (T, error) {
 	var result T
-	status, answer, err := c.exchange(ctx, method, path, body, most)
+	status, answer, err := c.exchange(ctx, method, path, body, maxBytes)
 	if err != nil {
 		return result, err
 	}
@@ -53,11 +53,11 @@ func refusal(status int, body []byte) error {
 	return &e
 }
 
-func (c *Client) exchange(ctx context.Context, method, path string, body []byte, most int64) (status int, answer []byte, err error) {
+func (c *Client) exchange(ctx context.Context, method, path string, body []byte, maxBytes int64) (status int, answer []byte, err error) {
 	what := method + " " + path
 	var all bytes.Buffer
 	all.Grow(8 << 10) // a list has about ten times that, and the buffer doubles
-	if err := c.send(ctx, what, request(ctx, method, path, "1.0", body), &all, most); err != nil {
+	if err := c.send(ctx, what, request(ctx, method, path, "1.0", body), &all, maxBytes); err != nil {
 		return 0, nil, err
 	}
 	status, answer, err = parse(all.Bytes())
@@ -111,7 +111,7 @@ func (c *Client) getAll(ctx context.Context, paths []string, all *bytes.Buffer) 
 }
 
 // send sends requests, and appends the answers to all until the enforcer closes the connection, at most most bytes.
-func (c *Client) send(ctx context.Context, what string, requests []byte, all *bytes.Buffer, most int64) error {
+func (c *Client) send(ctx context.Context, what string, requests []byte, all *bytes.Buffer, maxBytes int64) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, DefaultTimeout)
@@ -125,12 +125,12 @@ func (c *Client) send(ctx context.Context, what string, requests []byte, all *by
 	// An enforcer that rejects early (too many connections, too large) answers and closes. Its answer is more useful than the
 	// broken pipe.
 	_, writeErr := conn.Write(requests)
-	n, err := all.ReadFrom(io.LimitReader(conn, most+1))
+	n, err := all.ReadFrom(io.LimitReader(conn, maxBytes+1))
 	switch {
 	case ctx.Err() != nil:
 		return c.unreachable(context.Cause(ctx))
-	case n > most:
-		return fmt.Errorf("%w: to %s it has more than %d bytes", errNotHTTP, what, most)
+	case n > maxBytes:
+		return fmt.Errorf("%w: to %s it has more than %d bytes", errNotHTTP, what, maxBytes)
 	case n == 0 && errors.Join(writeErr, err) != nil:
 		return c.unreachable(errors.Join(writeErr, err))
 	case err != nil && !errors.Is(err, syscall.ECONNRESET):

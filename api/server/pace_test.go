@@ -57,8 +57,8 @@ func TestAUsersRequestsAreServedAtABoundedRate(t *testing.T) {
 	for mine := int64(1); ; mine++ {
 		answers200(t, path)
 		served := s.served.Load() - mine*perRequest
-		if most := atOnce + int64(time.Since(begun).Seconds()*float64(l.pace)) + perRequest; served > most {
-			t.Fatalf("%d KiB of a user's requests were served in %s, more than %d", served, time.Since(begun), most)
+		if allowed := atOnce + int64(time.Since(begun).Seconds()*float64(l.pace)) + perRequest; served > allowed {
+			t.Fatalf("%d KiB of a user's requests were served in %s, more than %d", served, time.Since(begun), allowed)
 		}
 		if served > atOnce+int64(l.pace) {
 			return

@@ -23,13 +23,13 @@ func TestMain(m *testing.M) {
 }
 
 func TestFlagsAreCheckedBeforeAnythingIsDone(t *testing.T) {
-	const most = broker.MaxClients
+	const maxClients = broker.MaxClients
 	for words, want := range map[string]string{
 		"":                                     "",
 		"--clients 1":                          "",
 		"--clients 0":                          "--clients 0: 1 to",
-		fmt.Sprint("--clients ", most):         "",
-		fmt.Sprint("--clients ", most+1):       fmt.Sprintf("1 to %d are accepted", most),
+		fmt.Sprint("--clients ", maxClients):   "",
+		fmt.Sprint("--clients ", maxClients+1): fmt.Sprintf("1 to %d are accepted", maxClients),
 		"--linger 0s --load-timeout 1ns":       "",
 		"--linger -1ns":                        "--linger must not be negative",
 		"--load-timeout 0s":                    "--load-timeout must be more than 0",

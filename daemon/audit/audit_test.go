@@ -159,9 +159,9 @@ func TestFileIsAppendedAfterARestart(t *testing.T) {
 }
 
 func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
-	const most, keep, writers, each = 4000, 200, 8, 400
+	const maxSize, keep, writers, each = 4000, 200, 8, 400
 	dir := t.TempDir()
-	w, _ := writer(t, dir, func(o *Options) { o.MaxSize, o.Keep = most, keep })
+	w, _ := writer(t, dir, func(o *Options) { o.MaxSize, o.Keep = maxSize, keep })
 	var all sync.WaitGroup
 	for n := range writers {
 		all.Go(func() {
@@ -177,7 +177,7 @@ func TestAFileThatBecomesTooLargeIsRotated(t *testing.T) {
 	names := files(t, dir)
 	expect.True(t, len(names) >= 10, "files are there:", len(names))
 	for _, name := range names {
-		expect.True(t, must.Get(os.Stat(name))(t).Size() <= most, name, "is too large")
+		expect.True(t, must.Get(os.Stat(name))(t).Size() <= maxSize, name, "is too large")
 	}
 	next := make(map[string]int) // entries of each goroutine stay in order
 	there, missing := accounted(read(t, names...))

@@ -134,17 +134,17 @@ func hanging(t *testing.T, dir string) (w *Writer, log *said, goesOn func()) {
 
 func TestAHangingDiskBlocksNoCaller(t *testing.T) {
 	dir := t.TempDir()
-	const most = 3 * maxQueued
+	const allowed = 3 * maxQueued
 	w, log, goesOn := hanging(t, dir)
-	for n := 1; n < most; n++ {
+	for n := 1; n < allowed; n++ {
 		w.Put(entry(n))
 	}
 	_, dropped := w.Counts()
-	if dropped < maxQueued || dropped > most-maxQueued {
+	if dropped < maxQueued || dropped > allowed-maxQueued {
 		t.Errorf("%d were dropped", dropped)
 	}
 	goesOn()
-	whole(t, w, log, dir, most)
+	whole(t, w, log, dir, allowed)
 	// The marker is at the place of the missing entries: older entries precede it, newer ones follow.
 	all := read(t, files(t, dir)...)
 	expect.Equal(t, all[len(all)-1].Kind, KindDropped, "the last")

@@ -60,8 +60,8 @@ func TestFloodOnOneSliceIsBoundedAndDelaysNoOther(t *testing.T) {
 	}
 	n := flood.Load() // before the clock is read, so that the bound holds
 	took := time.Since(began)
-	if most := int64(Burst) + int64(took/(time.Second/Rate)) + InFlight; n > most {
-		t.Errorf("the flood got %d replies in %v, want at most %d", n, took, most)
+	if allowed := int64(Burst) + int64(took/(time.Second/Rate)) + InFlight; n > allowed {
+		t.Errorf("the flood got %d replies in %v, want at most %d", n, took, allowed)
 	}
 	t.Logf("in %v the flood got %d replies, and the other slice all of its %d", took, flood.Load(), asked)
 }
@@ -180,7 +180,7 @@ func TestMembershipIsCachedForMemberFor(t *testing.T) {
 	for range 50 {
 		asks()
 	}
-	if n, most := looked.Load()-3, int64(time.Since(began)/memberFor)+1; n > most {
-		t.Errorf("a member was checked %d times, want at most %d", n, most)
+	if n, allowed := looked.Load()-3, int64(time.Since(began)/memberFor)+1; n > allowed {
+		t.Errorf("a member was checked %d times, want at most %d", n, allowed)
 	}
 }

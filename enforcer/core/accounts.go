@@ -243,21 +243,21 @@ func (a *Accounts) Sessions(uid uint32) int { return len(a.users[uid]) }
 
 // Left returns the most bytes of a device that a user's sessions could be granted, the bytes that they have, and the most that one more
 // would be granted. limit is nil if the user has none.
-func (a *Accounts) Left(uid uint32, limit *refusal.User, uuid string) (most, has, left uint64) {
+func (a *Accounts) Left(uid uint32, limit *refusal.User, uuid string) (maxBytes, has, left uint64) {
 	ask := a.ask(&holder{who: &refusal.Holder{UID: &uid}}, uuid, 0, nil)
-	most, left = a.config.Limits.Left(ask)
+	maxBytes, left = a.config.Limits.Left(ask)
 	for _, h := range a.users[uid] {
 		has += h.counted[uuid]
 	}
 	if limit == nil {
-		return most, has, left
+		return maxBytes, has, left
 	}
 	bound := limit.MaxVRAM.Of(ask.Device.Total)
-	most, left = min(most, bound), min(left, bound-min(bound, has))
+	maxBytes, left = min(maxBytes, bound), min(left, bound-min(bound, has))
 	if limit.CheckSessions(len(a.users[uid])) != nil {
 		left = 0
 	}
-	return most, has, left
+	return maxBytes, has, left
 }
 
 // Sum is what is granted of a device.

@@ -85,9 +85,9 @@ type line struct {
 }
 
 func (w *world) say(format string, args ...any) {
-	const most = 80
-	if len(w.log) == 2*most {
-		w.log = append(w.log[:0], w.log[most:]...)
+	const maxLines = 80
+	if len(w.log) == 2*maxLines {
+		w.log = append(w.log[:0], w.log[maxLines:]...)
 	}
 	w.log = append(w.log, line{format, args})
 }

@@ -86,12 +86,12 @@ func (n *NVML) instances(gpu nvml.Device) ([]nvml.Device, bool) {
 	if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
 		return nil, false
 	}
-	most, ret := gpu.GetMaxMigDeviceCount()
+	count, ret := gpu.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil, true
 	}
 	var instances []nvml.Device
-	for i := range most {
+	for i := range count {
 		// The indexes are sparse: NOT_FOUND is a gap.
 		if instance, ret := gpu.GetMigDeviceHandleByIndex(i); ret == nvml.SUCCESS {
 			instances = append(instances, instance)

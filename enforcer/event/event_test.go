@@ -166,8 +166,8 @@ func others(l *Log, slice string) (kept map[string]int, missing, ofIt uint64) {
 func of(slice string) api.Event { return api.Event{Kind: api.EventRefused, Slice: slice} }
 
 func TestASourcesFloodDropsOnlyItsOwnEvents(t *testing.T) {
-	const most, flood = 4096, 20000
-	l := NewLog(most)
+	const capacity, flood = 4096, 20000
+	l := NewLog(capacity)
 	want := make(map[string]int)
 	for i := range flood {
 		l.Append("loud", of("loud"))
@@ -180,10 +180,10 @@ func TestASourcesFloodDropsOnlyItsOwnEvents(t *testing.T) {
 	kept, missing, ofIt := others(l, "loud")
 	expect.True(t, reflect.DeepEqual(kept, want), "kept of others", kept, "want", want)
 	// The first kept event is of another source, after the first of the flood. 0 reports no older ones as missing.
-	if n := uint64(flood - (most - 200)); missing != n-1 || ofIt != missing {
+	if n := uint64(flood - (capacity - 200)); missing != n-1 || ofIt != missing {
 		t.Errorf("%d events are missing, %d of them the flood's, want %d", missing, ofIt, n-1)
 	}
-	if l.kept != most || len(l.Since("", 0, 1<<20)) > 2*most {
+	if l.kept != capacity || len(l.Since("", 0, 1<<20)) > 2*capacity {
 		t.Errorf("%d are kept", l.kept)
 	}
 }
@@ -227,14 +227,14 @@ func TestDroppedEventsFollowTheRule(t *testing.T) {
 	}
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		most, names := 1+random.IntN(100), 1+random.IntN(12)
-		l := NewLog(most)
+		capacity, names := 1+random.IntN(100), 1+random.IntN(12)
+		l := NewLog(capacity)
 		var model []held
 		for seq := uint64(1); seq <= 600; seq++ {
 			name := strconv.Itoa(int(float64(names) * random.Float64() * random.Float64()))
 			l.Append(name, of(name))
 			model = append(model, held{seq, name})
-			if len(model) > most {
+			if len(model) > capacity {
 				kept := make(map[string]int)
 				for _, h := range model {
 					kept[h.name]++

@@ -112,12 +112,12 @@ func (l *Log) Put(source string, run api.Run) {
 // drop removes one record. It never removes the newest: a source with that single record has no more than an older source.
 func (l *Log) drop() {
 	has := make(map[string]int)
-	most := 0
+	maxRuns := 0
 	for _, r := range l.runs {
 		has[r.Source]++
-		most = max(most, has[r.Source])
+		maxRuns = max(maxRuns, has[r.Source])
 	}
-	i := slices.IndexFunc(l.runs, func(r record) bool { return has[r.Source] == most })
+	i := slices.IndexFunc(l.runs, func(r record) bool { return has[r.Source] == maxRuns })
 	l.runs = slices.Delete(l.runs, i, i+1)
 }
 

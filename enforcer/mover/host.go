@@ -115,8 +115,8 @@ func (s *Slice) fitsCgroups(needs, beside map[int]uint64) error {
 // fitsLimit returns an error if the move would exceed the host memory allowed for elastic slices: evicted, on the way, or kept by processes. From its
 // success until the Move is closed, the move counts, too.
 func (s *Slice) fitsLimit(all []*proc) error {
-	most := s.mover.HostLimit
-	if most == 0 {
+	limit := s.mover.HostLimit
+	if limit == 0 {
 		return nil
 	}
 	var moving uint64
@@ -130,8 +130,8 @@ func (s *Slice) fitsLimit(all []*proc) error {
 		for _, other := range s.mover.Elastic() {
 			all += other.inHostMemory(other == s)
 		}
-		if all > most {
-			return all - most, api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.ID, api.FormatSize(all), api.FormatSize(most))
+		if all > limit {
+			return all - limit, api.Errorf(api.CodeQuotaExceeded, "slice %s stays where it is: with it %s would be in host memory, and host_memory is %s", s.ID, api.FormatSize(all), api.FormatSize(limit))
 		}
 		s.locked(func() { s.moving = moving })
 		return 0, nil

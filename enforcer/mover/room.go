@@ -132,8 +132,8 @@ func needed(all []*proc, then map[string]uint64) map[string]uint64 {
 		}
 	}
 	for uuid := range needs {
-		if most, known := then[uuid]; known {
-			needs[uuid] += min(more[uuid], most)
+		if limit, known := then[uuid]; known {
+			needs[uuid] += min(more[uuid], limit)
 		}
 	}
 	return needs

@@ -103,7 +103,7 @@ func (x Sample) counts(r Rules) bool {
 }
 
 // bounds returns the bounds of the excess, for a lane with its bytes of before or after.
-func (x Sample) bounds() (least, most uint64) {
+func (x Sample) bounds() (lower, upper uint64) {
 	b, a := x.Before.Held, x.After.Held
 	return x.Bytes - min(x.Bytes, max(a, b)), x.Bytes - min(x.Bytes, min(a, b))
 }
@@ -150,12 +150,12 @@ func (s State) exited(x Sample, r Rules) (State, Result) {
 func (s *State) settle(x Sample, r Rules) (decided, open bool) {
 	still := s.lane == x.Before.ID && s.number == x.Before.Number
 	s.lane, s.number = x.After.ID, x.After.Number
-	least, most := x.bounds()
-	if x.counts(r) && (least >= s.Excess || still) {
-		s.Excess, s.decided, s.bounds = least, x.Begun, nil
+	lower, upper := x.bounds()
+	if x.counts(r) && (lower >= s.Excess || still) {
+		s.Excess, s.decided, s.bounds = lower, x.Begun, nil
 		return true, false
 	}
-	s.bounds = append(slices.Clone(s.bounds), bound{x.Begun, least, most}) // cloned, since it is shared with the previous state
+	s.bounds = append(slices.Clone(s.bounds), bound{x.Begun, lower, upper}) // cloned, since it is shared with the previous state
 	for len(s.bounds) > Agreeing && x.Begun.Sub(s.bounds[0].at) > r.SettleTime {
 		s.bounds = s.bounds[1:]
 	}
@@ -163,9 +163,9 @@ func (s *State) settle(x Sample, r Rules) (decided, open bool) {
 		return false, false
 	}
 	for _, b := range s.bounds {
-		least, most = min(least, b.least), max(most, b.most)
+		lower, upper = min(lower, b.least), max(upper, b.most)
 	}
-	s.Excess = min(max(s.Excess, least), most)
+	s.Excess = min(max(s.Excess, lower), upper)
 	return true, true
 }
 

@@ -298,7 +298,7 @@ func FuzzNext(f *testing.F) {
 			if x.Before.ID == 0 && x.After.ID == 0 {
 				allowance = 0
 			}
-			least, most := x.bounds()
+			lower, upper := x.bounds()
 			switch {
 			case res.Excess != s.Excess:
 				t.Fatalf("%+v of %+v", res, s)
@@ -310,8 +310,8 @@ func FuzzNext(f *testing.F) {
 				t.Fatalf("%+v for an exited process, violating before: %v", res, violating)
 			case !x.Unknown && exited.IsZero() && !res.Decided && now.Sub(decided) >= rules.SettleTime && len(s.bounds) >= Agreeing:
 				t.Fatalf("nothing is decided for %s", now.Sub(decided))
-			case !x.Unknown && exited.IsZero() && res.Excess > max(was, most) || res.Decided && exited.IsZero() && x.counts(rules) && res.Excess > max(was, least):
-				t.Fatalf("%+v after a charge of %d, with a sample of %d to %d", res, was, least, most)
+			case !x.Unknown && exited.IsZero() && res.Excess > max(was, upper) || res.Decided && exited.IsZero() && x.counts(rules) && res.Excess > max(was, lower):
+				t.Fatalf("%+v after a charge of %d, with a sample of %d to %d", res, was, lower, upper)
 			case res.Violation && !violating && now.Sub(under) < rules.BypassGrace:
 				t.Fatalf("a violation only %s after the last sample below", now.Sub(under))
 			case res.Violation && !violating && res.Excess <= allowance:

@@ -265,11 +265,11 @@ func (r *refusal) Unwrap() error { return r.cause }
 
 // display quotes user input and truncates it to about 80 bytes, with "…" at the end. It leaves a plain key unquoted.
 func display(s string) string {
-	const most = 80 // bytes of quoted text; one byte of s takes up to four
+	const maxQuoted = 80 // bytes of quoted text; one byte of s takes up to four
 	end := 0
 	for end < len(s) {
 		_, size := utf8.DecodeRuneInString(s[end:])
-		if len(strconv.Quote(s[:end+size])) > most {
+		if len(strconv.Quote(s[:end+size])) > maxQuoted {
 			return strconv.Quote(s[:end]) + "…"
 		}
 		end += size

@@ -38,26 +38,26 @@ func (p Policy) complete(r *Request, annotated map[string]string, env []string) 
 		}
 		return err
 	}
-	most, err := quota(api.AllDevices, p.DefaultVRAM)
+	maxQuota, err := quota(api.AllDevices, p.DefaultVRAM)
 	if err != nil {
 		return fmt.Errorf("default_vram in the configuration: %w", err)
 	}
 	if p.AllowEnv {
 		for _, name := range slices.Sorted(maps.Keys(variables)) {
-			e, err := p.variable(name, variables[name], most)
+			e, err := p.variable(name, variables[name], maxQuota)
 			if err != nil {
 				return err
 			}
 			if _, given := annotated[e.key]; given {
 				continue
 			}
-			if err := p.applyVariable(r, e, most); err != nil {
+			if err := p.applyVariable(r, e, maxQuota); err != nil {
 				return err
 			}
 		}
 	}
 	if !slices.ContainsFunc(r.Quotas, func(q api.Quota) bool { return q.Device == api.AllDevices }) {
-		r.Quotas = append(r.Quotas, most)
+		r.Quotas = append(r.Quotas, maxQuota)
 	}
 	return nil
 }

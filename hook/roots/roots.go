@@ -120,15 +120,15 @@ func (r *Record) Of() (id mount.FileID) {
 	return id
 }
 
-// Sweep calls over with locked records that have no user, left by runtimes killed before poststop; over empties and saves them.
-// It checks up to most records, to bound the cost on a host with many containers, and skips those locked by other hooks.
-func Sweep(dir string, most int, over func(*Record) error) error {
+// Sweep calls remove with locked records that have no user, left by runtimes killed before poststop; remove empties and saves them.
+// It checks up to maxRecords records, to bound the cost on a host with many containers, and skips those locked by other hooks.
+func Sweep(dir string, maxRecords int, remove func(*Record) error) error {
 	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, i := range rand.Perm(len(names))[:min(most, len(names))] {
+	for _, i := range rand.Perm(len(names))[:min(maxRecords, len(names))] {
 		file, err := os.OpenFile(names[i], os.O_RDWR|unix.O_NOFOLLOW, 0)
 		if err != nil {
 			continue // removed by its last user
@@ -140,7 +140,7 @@ func Sweep(dir string, most int, over func(*Record) error) error {
 		}
 		record, err := load(file)
 		if err == nil && len(record.Users) == 0 {
-			err = over(record)
+			err = remove(record)
 		}
 		errs = append(errs, err, record.Close())
 	}

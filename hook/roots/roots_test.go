@@ -142,7 +142,7 @@ func TestOneHookAtATime(t *testing.T) {
 	r.Close() // removes the record
 
 	var group sync.WaitGroup
-	var inside, most int
+	var inside, maxInside int
 	var mu sync.Mutex
 	for range 8 {
 		group.Go(func() {
@@ -154,7 +154,7 @@ func TestOneHookAtATime(t *testing.T) {
 				}
 				mu.Lock()
 				inside++
-				most = max(most, inside)
+				maxInside = max(maxInside, inside)
 				mu.Unlock()
 				mu.Lock()
 				inside--
@@ -164,8 +164,8 @@ func TestOneHookAtATime(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if most != 1 {
-		t.Errorf("%d at a time", most)
+	if maxInside != 1 {
+		t.Errorf("%d at a time", maxInside)
 	}
 }
 

@@ -117,7 +117,7 @@ func TestRefusalsOfAUserHaveFewLinesInTheLog(t *testing.T) {
 	}
 	_ = tryAcquire(b, as(7001))
 	text := b.log.String()
-	if most := await.Paced(began, 5, 10*time.Second); strings.Count(text, "uid=7000") > most || strings.Count(text, "uid=7001") != 1 {
+	if allowed := await.Paced(began, 5, 10*time.Second); strings.Count(text, "uid=7000") > allowed || strings.Count(text, "uid=7001") != 1 {
 		t.Errorf("%d lines of the one, %d of the other", strings.Count(text, "uid=7000"), strings.Count(text, "uid=7001"))
 	}
 	for uid := range uint32(2 * maxLogs) {
@@ -147,8 +147,8 @@ func TestABrokersOutputIsLoggedAsABoundedValue(t *testing.T) {
 			t.Errorf("%d bytes: %.200s", len(line), line)
 		}
 	}
-	if n, most := strings.Count(text, "a broker wrote"), brokers*await.Paced(began, 5, 10*time.Second); n == 0 || n > most {
-		t.Errorf("%d brokers wrote %d lines, want at most %d", brokers, n, most)
+	if n, allowed := strings.Count(text, "a broker wrote"), brokers*await.Paced(began, 5, 10*time.Second); n == 0 || n > allowed {
+		t.Errorf("%d brokers wrote %d lines, want at most %d", brokers, n, allowed)
 	}
 }
 

@@ -287,8 +287,8 @@ func (c *child) configure(ctx context.Context, config broker.Config) error {
 
 func (c *child) serve(ctx context.Context) error {
 	defer c.failAfter(ctx)()
-	const most = 16 << 10
-	line, err := bufio.NewReader(io.LimitReader(c.ready, most)).ReadBytes('\n')
+	const maxBytes = 16 << 10
+	line, err := bufio.NewReader(io.LimitReader(c.ready, maxBytes)).ReadBytes('\n')
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}

@@ -301,8 +301,8 @@ func id(text string) (uint32, error) {
 
 // isUserName accepts only names without special meaning for directory services and C, to which the name is passed.
 func isUserName(name string) bool {
-	const most = 256
-	if name == "" || len(name) > most || name[0] == '-' || strings.Trim(name, "0123456789") == "" {
+	const maxBytes = 256
+	if name == "" || len(name) > maxBytes || name[0] == '-' || strings.Trim(name, "0123456789") == "" {
 		return false
 	}
 	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@") == ""

@@ -105,9 +105,9 @@ func (b *bench) configOf(id string) broker.Config {
 }
 
 func TestDropEndsInBoundedTime(t *testing.T) {
-	for how, most := range map[string]time.Duration{"": time.Second, "stubborn": 10 * exitGrace} { // ten times its duration
+	for how, limit := range map[string]time.Duration{"": time.Second, "stubborn": 10 * exitGrace} { // ten times its duration
 		b := newBench(t, how)
-		await.Once(t, how+": a drop", most, func() time.Duration {
+		await.Once(t, how+": a drop", limit, func() time.Duration {
 			return b.drop(b.acquire(&leasepb.AcquireRequest{Vram: 1 << 20}).GetId())
 		})
 		b.nothingIsLeft()

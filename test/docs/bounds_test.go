@@ -167,8 +167,8 @@ func TestLeaseServiceUnitAllowsItsBounds(t *testing.T) {
 	}
 	limit := must.Get(strconv.Atoi(value("LimitNOFILE")))(t)
 	const local, handshakes, remote = 1024, 256, 256
-	if most := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*most {
-		t.Errorf("the unit lets gpuslice-leased have %d descriptors, but its clients can take %d by default", limit, most)
+	if needed := 3*config.Default().Leases.MaxLeases + local + handshakes + 2*remote; limit < 8*needed {
+		t.Errorf("the unit lets gpuslice-leased have %d descriptors, but its clients can take %d by default", limit, needed)
 	}
 	// Each connection from another machine buffers 1 MiB in each direction.
 	expect.Equal(t, value("MemoryMax"), "1G", "what other machines can have wait, in MiB:", 2*remote)

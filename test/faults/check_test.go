@@ -128,8 +128,8 @@ func (w *world) overheld() error {
 					}
 				}
 			}
-			if most := max(p.limit, slices.Max(append(p.others, 0)), p.used(w, device)); honest && bytes > most {
-				return fmt.Errorf("the driver holds %d bytes on device %d for %s, which may have %d", bytes, device, p.name, most)
+			if allowed := max(p.limit, slices.Max(append(p.others, 0)), p.used(w, device)); honest && bytes > allowed {
+				return fmt.Errorf("the driver holds %d bytes on device %d for %s, which may have %d", bytes, device, p.name, allowed)
 			}
 		}
 	}
@@ -287,16 +287,16 @@ func (s *slice) differs(w *world, got api.Slice) error {
 			return fmt.Errorf("slice %s has charged %d and %d bytes on device %d, the model %d", s.id, d.Used, d.Overhead, d.Index, want)
 		}
 	}
-	attached, most := 0, 0
+	attached, maxAttached := 0, 0
 	for _, p := range s.workers {
 		if p.attached {
 			attached++
 		}
 		if p.attached || p.gaveUp { // it may have attached late and been refused for lack of quota
-			most++
+			maxAttached++
 		}
 	}
-	if got.ProcessCount < attached || got.ProcessCount > most {
+	if got.ProcessCount < attached || got.ProcessCount > maxAttached {
 		return fmt.Errorf("slice %s has %d processes attached, the model %d", s.id, got.ProcessCount, attached)
 	}
 	return nil

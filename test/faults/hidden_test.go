@@ -28,14 +28,14 @@ func hide(w *world, r *rand.Rand) bool {
 	if said := p.readLine(); said != fmt.Sprint("ready ", p.pid) {
 		w.fail("begin a process that hides: %q", said)
 	}
-	most, least := s.room(w, device)
+	upper, lower := s.room(w, device)
 	p.writeLine("context %d", device)
 	first := p.readLine()
 	p.writeLine("alloc %d %d 0", device, bytes)
 	switch ok := strings.HasPrefix(first, "ok") && strings.HasPrefix(p.readLine(), "ok"); {
-	case w.native && ok && bytes+contextBytes > most:
-		w.fail("the driver gave %d bytes to process %d of %s, which may have %d", bytes+contextBytes, p.pid, s.id, most)
-	case w.native && !ok && bytes+contextBytes > least:
+	case w.native && ok && bytes+contextBytes > upper:
+		w.fail("the driver gave %d bytes to process %d of %s, which may have %d", bytes+contextBytes, p.pid, s.id, upper)
+	case w.native && !ok && bytes+contextBytes > lower:
 		w.say("… the driver refuses it")
 		p.kill()
 		return true

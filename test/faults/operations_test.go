@@ -173,16 +173,16 @@ func (p *worker) granted(answer string, device int, bytes uint64) bool {
 	if !ok && answer != "oom" {
 		p.w.fail("process %d of %s was answered %q", p.pid, s.id, answer)
 	}
-	most, least := s.room(p.w, device)
+	upper, lower := s.room(p.w, device)
 	switch {
 	case s.state == damaged:
 	case s.mayRefuseAttach && !ok:
 		p.retryAt = time.Now().Add(retryAfter)
 	case (s.state == released || s.state == closed) && ok:
 		p.w.fail("process %d was given %d bytes, but its slice %s is %s", p.pid, bytes, s.id, s.state)
-	case s.state == active && ok && bytes > most, s.state == active && !ok && bytes <= least:
+	case s.state == active && ok && bytes > upper, s.state == active && !ok && bytes <= lower:
 		p.w.fail("process %d of %s, which has %d of %v bytes on device %d and may take %d, asked for %d and was answered %q", p.pid, s.id,
-			s.used(device), s.limits(), device, most, bytes, answer)
+			s.used(device), s.limits(), device, upper, bytes, answer)
 	}
 	return ok
 }
@@ -293,14 +293,14 @@ func askTotal(w *world, r *rand.Rand) bool {
 	var left, total uint64
 	answer := p.ask("total %d", device)
 	_, err := fmt.Sscanf(answer, "ok %d %d", &left, &total)
-	most, _ := s.room(w, device)
+	upper, _ := s.room(w, device)
 	size := s.limit
 	if s.pool != nil {
 		size = min(size, s.pool.limit)
 	}
 	// Memory of a process that exited unnoticed stays charged until the enforcer is back or another process needs the bytes.
-	if sure := w.downReason == "" && w.mayFail == ""; err != nil || left > most || sure && (left != most || total != size) {
-		w.fail("process %d of %s got answer %q for device %d, want %d of %d", p.pid, s.id, answer, device, most, size)
+	if sure := w.downReason == "" && w.mayFail == ""; err != nil || left > upper || sure && (left != upper || total != size) {
+		w.fail("process %d of %s got answer %q for device %d, want %d of %d", p.pid, s.id, answer, device, upper, size)
 	}
 	return true
 }

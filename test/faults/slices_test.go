@@ -65,16 +65,16 @@ func (s *slice) used(device int) uint64 {
 }
 
 // room returns the most and the least that the slice may still take on a device; they differ where the model is unsure.
-func (s *slice) room(w *world, device int) (most, least uint64) {
+func (s *slice) room(w *world, device int) (upper, lower uint64) {
 	left := func(limit, used uint64) uint64 { return limit - min(limit, used) }
 	used := s.used(device)
-	most, least = left(slices.Max(s.limits()), used), left(slices.Min(s.limits()), used)
+	upper, lower = left(slices.Max(s.limits()), used), left(slices.Min(s.limits()), used)
 	if p := s.pool; p != nil {
 		limits, used := append([]uint64{p.limit}, p.others...), p.used(w, device)
-		most = min(most, left(slices.Max(limits), used))
-		least = min(least, left(slices.Min(limits), used+p.exitedBytes[device]))
+		upper = min(upper, left(slices.Max(limits), used))
+		lower = min(lower, left(slices.Min(limits), used+p.exitedBytes[device]))
 	}
-	return most, least
+	return upper, lower
 }
 
 func (s *slice) command() []string {

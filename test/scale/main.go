@@ -78,9 +78,9 @@ func room(o *options) error {
 			return err
 		}
 	}
-	if most := int(limit.Cur-rest) / each; o.slices > most {
-		fmt.Printf("this machine gives a process %d descriptors, which is enough for %d slices\n\n", limit.Cur, most)
-		o.slices = most
+	if maxSlices := int(limit.Cur-rest) / each; o.slices > maxSlices {
+		fmt.Printf("this machine gives a process %d descriptors, which is enough for %d slices\n\n", limit.Cur, maxSlices)
+		o.slices = maxSlices
 	}
 	return nil
 }

@@ -307,11 +307,11 @@ type point struct {
 
 // between measures the cost of a launch by the number of launches before a sync.
 func (s *speeds) between(rows string) error {
-	const most = 4096
+	const maxLaunches = 4096
 	var points []point
 	fmt.Println("a launch, with so many before each sync: µs in a session, by the driver alone")
-	for n := 1; n <= most; n *= 4 {
-		turns := max(1, most/n/16)
+	for n := 1; n <= maxLaunches; n *= 4 {
+		turns := max(1, maxLaunches/n/16)
 		each := func(f func(int) error) func() (time.Duration, error) {
 			return func() (time.Duration, error) {
 				return timed(func() error {

@@ -167,8 +167,8 @@ func (c *cache) step() error {
 		return c.tryInvalid(first)
 	}
 	grow := c.pages < c.target
-	n, most := 0, 1+c.random.IntN(1+len(c.mapped)/8)
-	for first+n < len(c.mapped) && n < most && c.mapped[first+n] != grow {
+	n, maxPages := 0, 1+c.random.IntN(1+len(c.mapped)/8)
+	for first+n < len(c.mapped) && n < maxPages && c.mapped[first+n] != grow {
 		n++
 	}
 	if n == 0 {

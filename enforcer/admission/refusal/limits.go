@@ -65,16 +65,16 @@ func (l *Limits) Capacity(total uint64) uint64 {
 
 // Left returns the most bytes of a device that Check could accept for a holder with nothing, if nothing were granted, and the most that it
 // accepts now.
-func (l *Limits) Left(a Ask) (most, left uint64) {
-	most = l.Capacity(a.Device.Total)
-	left = most - min(most, a.Sum)
+func (l *Limits) Left(a Ask) (maxBytes, left uint64) {
+	maxBytes = l.Capacity(a.Device.Total)
+	left = maxBytes - min(maxBytes, a.Sum)
 	if bound, known := BoundOn(l.MaxVRAM, a.Device); known && a.Holder.Pool == "" {
-		most, left = min(most, bound), min(left, bound)
+		maxBytes, left = min(maxBytes, bound), min(left, bound)
 	}
 	if bound, known := BoundOn(l.Tenant(a.Holder.Tenant), a.Device); known && a.Holder.Bounded() {
-		most, left = min(most, bound), min(left, bound-min(bound, a.Tenant))
+		maxBytes, left = min(maxBytes, bound), min(left, bound-min(bound, a.Tenant))
 	}
-	return most, left
+	return maxBytes, left
 }
 
 // Tenant returns the bound of a tenant.

@@ -106,8 +106,8 @@ func (u *User) CheckUnknown(h *Holder, quotas []api.Quota, others iter.Seq[[]api
 	}
 	var used uint64
 	for asks := range others {
-		most, _ := largest(asks)
-		used += most
+		largestAsk, _ := largest(asks)
+		used += largestAsk
 	}
 	r := refusal{device: "any", who: h.Name, bytes: bytes}
 	return r.byUser(u.UID, u.MaxVRAM.Bytes, used)

@@ -164,7 +164,7 @@ func inference(ctx context.Context, s *lease.Session) (string, error) {
 
 // solver relaxes a rod until it converges. The rod stays on the card; the host reads one number every 100 steps.
 func solver(ctx context.Context, s *lease.Session) (string, error) {
-	const n, every, most = 32, 100, 100_000
+	const n, every, maxSteps = 32, 100, 100_000
 	rod := make([]float32, n)
 	rod[n-1] = 1
 	from, err := upload(ctx, s, rod)
@@ -185,7 +185,7 @@ func solver(ctx context.Context, s *lease.Session) (string, error) {
 	}
 	steps := 0
 	for change := float32(1); change > 1e-6; {
-		if steps >= most {
+		if steps >= maxSteps {
 			return "", fmt.Errorf("it still moves after %d steps", steps)
 		}
 		for range every {
