@@ -76,14 +76,14 @@ func (s *slice) setContexts() {
 // publish writes the learned cost to all ledgers and to the store, without a wait for the disk. It is called by the sampler and stores one cost at a
 // time, so that short-lived processes cannot keep the disk busy.
 func (e *Enforcer) publish(g *devices.Device) {
-	if !g.Publishes() {
+	if !g.BeginPublish() {
 		return
 	}
 	for _, s := range e.all() {
 		s.setContexts()
 	}
 	e.ends.Go(func() {
-		defer g.Published()
+		defer g.EndPublish()
 		if err := e.store.PutContext(e.truth.Context(g)); err != nil {
 			e.log.Error("cost of a context not persisted", "device", g.UUID, "err", err)
 		}

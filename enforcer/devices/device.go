@@ -174,8 +174,8 @@ func (g *Device) Busy(interval time.Duration) map[int]uint32 {
 	return g.busy.of
 }
 
-// Publishes reports whether a lower cost of a context was learned, which the caller publishes. One is published at a time: Published ends that.
-func (g *Device) Publishes() bool {
+// BeginPublish returns true if a lower cost of a context was learned that the caller has to publish. It returns false until EndPublish.
+func (g *Device) BeginPublish() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.learned || g.storing {
@@ -185,8 +185,8 @@ func (g *Device) Publishes() bool {
 	return true
 }
 
-// Published ends a publication.
-func (g *Device) Published() {
+// EndPublish follows a BeginPublish that returned true.
+func (g *Device) EndPublish() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.storing = false

@@ -48,14 +48,14 @@ func TestTheLeastCostOfAContextIsPublishedOnce(t *testing.T) {
 	d := open(t, &source{}, map[string]uint64{"H100, driver 580": 500})
 	g := d.Of("GPU-0")
 	d.Learn(g, 600)
-	expect.True(t, !g.Publishes(), "a higher cost is published")
+	expect.True(t, !g.BeginPublish(), "a higher cost is published")
 	d.Learn(g, 400)
-	expect.True(t, g.Publishes() && !g.Publishes(), "a lower cost is published %d times")
-	g.Published()
+	expect.True(t, g.BeginPublish() && !g.BeginPublish(), "a lower cost is published %d times")
+	g.EndPublish()
 	_, cost := d.Context(g)
 	expect.Equal(t, cost, 400)
 	d.Learn(d.Of("MIG-1"), 300) // it has no name
-	expect.True(t, !d.Of("MIG-1").Publishes(), "the cost on an unnamed device is published")
+	expect.True(t, !d.Of("MIG-1").BeginPublish(), "the cost on an unnamed device is published")
 }
 
 func TestTheDriverIsAskedForMemoryInUseOnceInAnInterval(t *testing.T) {

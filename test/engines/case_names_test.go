@@ -13,7 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-// namer is an engine whose containers have names. names returns those that gpuslice shows for a container, and whether it shows the image, too.
+// namer is an engine that names containers. names returns the names that gpuslice shows for a container, and whether it shows the image, too.
 type namer interface {
 	names(name string) (want api.Names, image bool)
 }

@@ -33,7 +33,7 @@ const (
 	ending = 13 * time.Second
 )
 
-// rivalActions are those of a user who keeps cards from others by elastic sessions.
+// rivalActions returns the actions of a user that keeps cards busy with elastic sessions.
 func rivalActions(v victims) []action {
 	u := newUser(v)
 	return []action{
