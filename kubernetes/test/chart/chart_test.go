@@ -124,8 +124,10 @@ func TestChartRendersTheKustomizationsManifests(t *testing.T) {
 		"by make install":       {[]string{"base"}, []string{"hook=/usr/local/bin/gpuslice-hook"}},
 		"in pods, with aliases": {[]string{"daemonset", "aliases"}, []string{"gpuslicedInPods=true,aliases=true"}},
 		"elastic":               {[]string{component(t, "host", "elastic")}, []string{"elastic=true"}},
-		"elastic, in pods":      {[]string{component(t, "daemonset", "elastic")}, []string{"gpuslicedInPods=true,elastic=true"}},
 		"a size":                {[]string{component(t, "host", "sizes")}, []string{"sizes={8Gi}"}},
+		"a default memory":      {[]string{component(t, "host", "default-memory")}, []string{"defaultMemory=8Gi"}},
+		"all of them, in pods": {[]string{component(t, "daemonset", "sizes", "default-memory", "elastic")},
+			[]string{"gpuslicedInPods=true,elastic=true,defaultMemory=8Gi,sizes={8Gi}"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := make(map[string]any)
@@ -158,8 +160,8 @@ func TestChartRendersTheKustomizationsManifests(t *testing.T) {
 	}
 }
 
-// component returns a directory with a kustomization that adds a component to an existing one.
-func component(t *testing.T, base, name string) string {
+// component returns a directory with a kustomization that adds components to an existing one.
+func component(t *testing.T, base string, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	to, err := filepath.Abs(deploy)
@@ -169,7 +171,8 @@ func component(t *testing.T, base, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%[1]s/%[2]s]\ncomponents: [%[1]s/%[3]s]\n", to, base, name)
+	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%[1]s/%[2]s]\ncomponents: [%[1]s/%[3]s]\n",
+		to, base, strings.Join(names, ", "+to+"/"))
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
