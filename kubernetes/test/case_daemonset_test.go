@@ -29,11 +29,13 @@ const (
 	stateDir = "/var/lib/gpuslice"
 )
 
+// fakeDir has the memory of the simulated cards. A mount below the host's root directory is writable in pods, unlike the directory.
+const fakeDir = "/run/fakecuda"
+
 // hostNVML is one of the paths at which the pods look for NVIDIA's library.
 const hostNVML = "/opt/nvidia/lib64/libnvidia-ml.so.1"
 
-// overlay is an operator's kustomization, with a patch for the simulated cards: their memory is a file. A gpusliced that hangs is
-// found sooner.
+// overlay is an operator's kustomization. A gpusliced that hangs is found sooner.
 const overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources:
@@ -44,32 +46,39 @@ images:
 patches:
 - target: {kind: DaemonSet, name: gpusliced}
   patch: |
-    - {op: add, path: /spec/template/spec/volumes/-, value: {name: fake, hostPath: {path: %[3]s}}}
-    - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: fake, mountPath: /fake}}
-    - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: FAKECUDA_STATE, value: /fake/state}}
-    - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: FAKECUDA_DEVICES, value: "2"}}
     - {op: replace, path: /spec/template/spec/containers/0/livenessProbe/periodSeconds, value: 3}
 `
 
 // inPods runs a case with gpusliced and the driver in pods instead of processes of the test.
 func inPods(run func(n *node)) func(n *node) {
 	return func(n *node) {
-		was := n.Client
-		n.driver.Stop(unix.SIGTERM)
-		n.Stop(unix.SIGTERM)
-		n.Client = client.New(api.DefaultSocket)
-		defer func() {
-			for _, dir := range []string{hostDir, runDir, stateDir, filepath.Dir(hostNVML)} {
-				n.Must(os.RemoveAll(dir))
-			}
-			n.Client = was
-			n.Start()
-			n.driver.Start()
-		}()
-		defer n.undeploy()
-		defer n.empty()
-		run(n)
+		n.bare(func() {
+			defer n.undeploy()
+			defer n.empty()
+			run(n)
+		})
 	}
+}
+
+// bare runs do on a node without gpusliced and the driver.
+func (n *node) bare(do func()) {
+	was := n.Client
+	n.driver.Stop(unix.SIGTERM)
+	n.Stop(unix.SIGTERM)
+	n.Client = client.New(api.DefaultSocket)
+	n.Must(os.MkdirAll(fakeDir, 0o755))
+	n.Must(unix.Mount(n.in("fake"), fakeDir, "", unix.MS_BIND, ""))
+	defer func() {
+		n.Must(unix.Unmount(fakeDir, unix.MNT_DETACH))
+		for _, dir := range []string{hostDir, runDir, stateDir, filepath.Dir(hostNVML)} {
+			n.Must(os.RemoveAll(dir))
+		}
+		n.Client = was
+		n.manifests()
+		n.Start()
+		n.startDriver()
+	}()
+	do()
 }
 
 func (n *node) deploy(version string) {
@@ -78,7 +87,7 @@ func (n *node) deploy(version string) {
 	n.Must(err)
 	base, err := filepath.Rel(n.in("deploy"), filepath.Join(wd, "../deploy/daemonset"))
 	n.Must(err)
-	n.write(n.in("deploy", "kustomization.yaml"), overlay, base, version, n.in("fake"))
+	n.write(n.in("deploy", "kustomization.yaml"), overlay, base, version)
 	_, err = n.plane.Kubectl("", "apply", "-k", n.in("deploy"))
 	n.Must(err)
 }
@@ -112,7 +121,11 @@ func (n *node) undeploy() {
 // images builds both images. The library of the second version has no debug information, so it differs.
 func (n *node) images(version string) {
 	n.t.Helper()
-	instead := make(map[string]string)
+	const script = "kubernetes/deploy/node.sh"
+	text, err := os.ReadFile(filepath.Join("../..", script))
+	n.Must(err)
+	simulated := "set -eu\nexport FAKECUDA_STATE=/driver" + fakeDir + "/state FAKECUDA_DEVICES=2\n"
+	instead := map[string]string{script: n.write(n.in("node.sh"), "%s", strings.Replace(string(text), "set -eu\n", simulated, 1))}
 	if version != "1" {
 		const library = "bin/" + api.LibraryName
 		instead[library] = n.in(api.LibraryName)

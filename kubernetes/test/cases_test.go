@@ -47,6 +47,7 @@ var cases = []struct {
 	{"a size is rounded up to MiB", oddSize},
 	{"a node that has nothing but NVIDIA's driver has all else by pods", inPods(quotaInPods)},
 	{"an upgrade of gpusliced and driver in pods leaves what runs as it is", inPods(upgradedInPods)},
+	{"an operator's tasks do what the page says", operator},
 	{"a pod with a claim starts as a plain one does", startTimes},
 	{"the driver is small and idle", driverCosts},
 	// The following cases run with CRI-O.
