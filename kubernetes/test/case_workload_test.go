@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpuslice/gpuslice/test/testhost"
 )
 
 // workload is an object with pods, and the texts that its pods' logs and events must have, each as often as listed.
@@ -137,6 +139,10 @@ var workloads = []workload{
 	{"privileged", "Pod", "", `$pod, $claim, containers: [{$hog, securityContext: {privileged: true}}]`, []string{keeps}},
 	{"preload", "Pod", "", `$pod, $claim, containers: [{$hog, env: [{name: LD_PRELOAD, value: /lib/x86_64-linux-gnu/libm.so.6}]}]`,
 		[]string{keeps}},
+	{"musl", "Pod", "", `$pod, $claim, containers: [{name: a, image: ` + imageRef("musl") + `, command: [/bin/sh, -c, "dynamic && static"], $uses}]`,
+		[]string{"all well", "all well", "Succeeded", "Started: "}},
+	{"static", "Pod", "", `$pod, $claim, containers: [{name: a, image: ` + imageRef("static") + `, command: [/gpuslice-dra, --version], $uses}]`,
+		[]string{"gpuslice-dra ", "Succeeded", "Started: "}},
 	{"user-namespace", "Pod", "", `restartPolicy: Never, hostUsers: false, $claim, containers: [{$hog}]`, []string{keeps}},
 }
 
@@ -150,6 +156,8 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: vram.g
 
 func workloadsKeepQuotas(n *node) {
 	defer n.withdraw()
+	n.image(imageRef("musl"), n.engine("images", "musl.tar"), testhost.ImageConfig{})
+	n.build("gpuslice-dra", imageRef("static"), nil) // a static program, and nothing else
 	card := n.resourceSlices()[0].Spec.Devices[0]
 	for name, selector := range map[string]string{
 		"small": "true", "first-card": `device.attributes["gpuslice.io"].index == 0`,
