@@ -5,10 +5,12 @@
 package test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -144,6 +146,51 @@ func startedAgain(n *node) {
 	n.wrote("again", "a", holds(gib, 4*gib))
 	n.sees("again", "s", 4*gib)
 	n.refused("again", "s", 4*gib)
+}
+
+// crashes: containers that crash while they hold memory are started again with their quota, GPUSLICE_CHURN times in all. One that
+// gets more or less than its quota does not crash, so it is not started again.
+func crashes(n *node) {
+	count := 20
+	if text := os.Getenv("GPUSLICE_CHURN"); text != "" {
+		var err error
+		count, err = strconv.Atoi(text)
+		n.Must(err)
+	}
+	files := func() int {
+		info, err := n.Client.Info(context.Background())
+		n.Must(err)
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", info.PID))
+		n.Must(err)
+		return len(open)
+	}
+	before := files()
+	n.template("vram", request("gpu", "2Gi"))
+	pods := []string{"w", "x", "y", "z"}
+	for _, name := range pods {
+		p := n.pod(name, []string{"vram"}, container("a", []string{"/bin/sh", "-c", fmt.Sprintf("/demo/cuda_hog %d; [ $? = 2 ] || sleep 3600; "+
+			"/demo/cuda_hog %d >/tmp/said & until [ -s /tmp/said ]; do sleep 0.05; done; exit 1", 3*gib, gib)}, "vram"))
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		n.create(p)
+	}
+	for again := range count / len(pods) {
+		for _, name := range pods {
+			n.eventually(fmt.Sprintf("pod %s was started again %d times", name, again+1), func() error {
+				p, err := n.getPod(name)
+				if err == nil && (len(p.Status.ContainerStatuses) == 0 || int(p.Status.ContainerStatuses[0].RestartCount) <= again) {
+					err = fmt.Errorf("%+v; %s", p.Status.ContainerStatuses, n.events(name))
+				}
+				return err
+			})
+		}
+	}
+	if all := n.Slices(); len(all) > 2*len(pods) {
+		n.t.Errorf("%d pods have %d slices", len(pods), len(all))
+	}
+	n.empty()
+	if after := files(); after-before > count/2 {
+		n.t.Errorf("gpusliced had %d open files, and has %d after %d restarts", before, after, count)
+	}
 }
 
 // oddSize: a size is rounded up to the next MiB.

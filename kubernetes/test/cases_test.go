@@ -44,6 +44,7 @@ var cases = []struct {
 	{"a pod refused by the hook says why, and leaves nothing", hookRefuses},
 	{"what hangs while a container is made is given up, and the container starts later", hookHangs},
 	{"a container that is started again has its quota again", startedAgain},
+	{"containers that crash again and again keep their quota and leave nothing", crashes},
 	{"a size is rounded up to MiB", oddSize},
 	{"a node that has nothing but NVIDIA's driver has all else by pods", inPods(quotaInPods)},
 	{"an upgrade of gpusliced and driver in pods leaves what runs as it is", inPods(upgradedInPods)},

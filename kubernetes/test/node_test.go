@@ -221,6 +221,7 @@ cgroupRoot: /%s
 failCgroupV1: false
 failSwapOn: false
 containerRuntimeEndpoint: unix://%s
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 enforceNodeAllocatable: []
 evictionHard: {memory.available: 10Mi, nodefs.available: 10Mi}
 localStorageCapacityIsolation: false
