@@ -20,7 +20,7 @@ func (e *Enforcer) showOccupied(devices []api.Device) {
 	var asked sync.WaitGroup
 	for i, g := range e.truth.All() {
 		asked.Go(func() {
-			o, known := g.InUse(e.options.Interval, func(pid int) bool { return e.owner(pid) != nil })
+			o, known := g.InUse(e.options.Interval, e.inSlice)
 			if !known {
 				return
 			}
@@ -47,6 +47,9 @@ func (e *Enforcer) showOccupied(devices []api.Device) {
 	}
 	asked.Wait()
 }
+
+// inSlice reports whether a process belongs to a slice.
+func (e *Enforcer) inSlice(pid int) bool { return e.owner(pid) != nil }
 
 // held returns a process's bytes; 0 if unknown.
 func held(p api.OutsideProcess) uint64 {

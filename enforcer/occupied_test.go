@@ -60,12 +60,9 @@ func TestDevicesReportTheSampledFigures(t *testing.T) {
 }
 
 func TestHungDeviceHidesItsUseAndDelaysFewRequests(t *testing.T) {
-	h, truth := newTruthHost(t)
 	hang := make(chan struct{})
-	truth.mu.Lock()
-	truth.hang = hang
-	truth.mu.Unlock()
 	defer close(hang)
+	h := newHost(t, &fakeTruth{hang: hang})
 	told := make(chan []api.Device, 1)
 	go func() {
 		all, _ := h.Devices(context.Background())
@@ -74,6 +71,8 @@ func TestHungDeviceHidesItsUseAndDelaysFewRequests(t *testing.T) {
 	if all := await.Value(t, "the answer arrives while one device hangs", told); len(all) != 2 || all[0].Used != nil || all[0].Total == 0 {
 		t.Errorf("%+v", all)
 	}
+	// Nothing else queries a device without slices.
+	eventually(t, "the query is repeated", func() bool { return check(h.health(), "truth").Failures > 2 })
 }
 
 func TestUtilizationIsSampledOnlyWhileRequested(t *testing.T) {

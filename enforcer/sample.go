@@ -120,7 +120,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 	if len(all) == 0 {
 		clear(m.known)
 		m.idle = truth.Idle{}
-		g.Rests()
+		g.Idle(e.options.Interval, e.inSlice)
 		return again
 	}
 	at := time.Now()

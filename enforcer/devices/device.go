@@ -31,6 +31,7 @@ type Device struct {
 	mu      guard.Mutex[guard.Leaf]
 	use     Use
 	tried   time.Time // of the last query outside samples
+	err     error     // of that query
 	busy    busy
 	failing bool
 	learned bool // the model's cost of a context is to be published
@@ -83,16 +84,30 @@ func (g *Device) Exited() {
 	}
 }
 
-// Rests notes that no answer of the driver was needed.
-func (g *Device) Rests() { g.Answer.Store(int64(time.Since(g.begin))) }
+// Idle notes that no sample has to query the driver. It repeats the last query of InUse if that failed, since a device without slices has no other.
+func (g *Device) Idle(interval time.Duration, known func(pid int) bool) {
+	failed := func() error {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.err
+	}
+	if failed() != nil {
+		g.InUse(interval, known)
+	}
+	g.answered(failed())
+}
 
-// Asked notes whether the driver has listed the device's processes, and reports whether that is a change.
-func (g *Device) Asked(err error) (changed bool) {
+func (g *Device) answered(err error) {
 	if err != nil {
 		g.failures.Add(1)
 	} else {
-		g.Rests()
+		g.Answer.Store(int64(time.Since(g.begin)))
 	}
+}
+
+// Asked notes whether the driver has listed the device's processes, and reports whether that is a change.
+func (g *Device) Asked(err error) (changed bool) {
+	g.answered(err)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	was := g.failing
@@ -116,7 +131,7 @@ func (g *Device) Silence() (age time.Duration, failures uint64) {
 func (g *Device) Sampled(at time.Time, used uint64, outside map[int]uint64, listed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.use.At, g.use.Used = at, used
+	g.use.At, g.use.Used, g.err = at, used, nil
 	if listed {
 		g.use.Outside = outside
 	}
@@ -137,11 +152,14 @@ func (g *Device) InUse(interval time.Duration, known func(pid int) bool) (Use, b
 		return u, now.Sub(u.At) <= 3*interval
 	}
 	listed, err := g.Processes(ShortTimeout)
-	if err != nil {
-		return Use{}, false
+	var used uint64
+	if err == nil {
+		used, err = g.Used(ShortTimeout)
 	}
-	used, err := g.Used(ShortTimeout)
 	if err != nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.err = err
 		return Use{}, false
 	}
 	outside := maps.Clone(listed)

@@ -71,10 +71,10 @@ func parse(text string, least uint64) (uint64, error) {
 	return uint64(q.Value()), nil
 }
 
-// Taints of devices on which no claim can be prepared now. NoSchedule does not affect running pods.
+// Taints of devices that should get no further claims now. NoSchedule does not affect running pods.
 const (
 	TaintUnreachable = "gpuslice.io/unreachable" // the enforcer does not answer
-	TaintUnhealthy   = "gpuslice.io/unhealthy"   // the enforcer can grant nothing on the device
+	TaintUnhealthy   = "gpuslice.io/unhealthy"   // a check of the enforcer fails for the device; its name is the taint's value
 )
 
 // DeviceName returns the name of a device in Kubernetes.
@@ -188,8 +188,9 @@ func entry(h Host, d api.Device, name string, memory resourceapi.DeviceCapacity)
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{Memory: memory},
 	}
 	device.Attributes[Elastic] = resourceapi.DeviceAttribute{BoolValue: ptr.To(IsElastic(name))}
-	if why := Unhealthy(h.Health, d.UUID); why != "" {
-		device.Taints = []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	if why := Unhealthy(h.Health, d); why != "" {
+		check, _, _ := strings.Cut(why, ":")
+		device.Taints = []resourceapi.DeviceTaint{{Key: TaintUnhealthy, Value: check, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	return device
 }
@@ -226,10 +227,11 @@ func claimed(pools map[string]uint64) (bytes uint64) {
 	return bytes
 }
 
-// Unhealthy returns the reason why no claim can be prepared on a device; "" if there is none.
-func Unhealthy(h api.Health, uuid string) string {
+// Unhealthy returns the reason to give a device no further claims; "" if there is none. The enforcer is not ready, or NVML does not answer about the
+// device. Where NVML only keeps silent about single processes, the memory in use is known.
+func Unhealthy(h api.Health, d api.Device) string {
 	for _, c := range h.Checks {
-		if !c.OK && c.For != "" && (c.Device == "" || c.Device == uuid) {
+		if !c.OK && (c.Device == "" && c.For != "" || c.Device == d.UUID && d.Used == nil) {
 			return c.Name + ": " + c.Message
 		}
 	}

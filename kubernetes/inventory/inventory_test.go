@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -198,12 +199,13 @@ func TestADeviceHasTheAttributesThatNVIDIAsDriverGivesIt(t *testing.T) {
 	}
 }
 
-func TestADeviceOnWhichNothingCanBeGrantedIsTainted(t *testing.T) {
+func TestADeviceAboutWhichNVMLDoesNotAnswerIsTainted(t *testing.T) {
 	h := Host{Devices: []api.Device{device(uuid0, 0, gib), device(uuid1, 1, gib)}, Health: api.Health{Checks: []api.Check{
-		{Name: "truth", Device: uuid0, For: api.ForReady}, {Name: "other", Device: uuid1},
+		{Name: "host_memory"}, {Name: "truth", Device: uuid0}, {Name: "truth", Device: uuid1},
 	}}}
-	got := Offer{}.Of(h)
-	if len(got[0].Taints) != 1 || got[0].Taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule || len(got[1].Taints) != 0 {
+	h.Devices[1].Used = new(uint64) // NVML is silent about single processes alone
+	want := resourceapi.DeviceTaint{Key: TaintUnhealthy, Value: "truth", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	if got := (Offer{}).Of(h); !slices.Equal(got[0].Taints, []resourceapi.DeviceTaint{want}) || len(got[1].Taints) != 0 {
 		t.Errorf("taints %+v and %+v", got[0].Taints, got[1].Taints)
 	}
 }

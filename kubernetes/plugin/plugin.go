@@ -104,7 +104,7 @@ func (p *Plugin) SetHost(h inventory.Host) {
 	report := &kubeletplugin.DeviceHealthReport{}
 	for _, d := range h.Devices {
 		health := kubeletplugin.DeviceHealth{PoolName: p.Node, Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now()}
-		if why := inventory.Unhealthy(h.Health, d.UUID); why != "" {
+		if why := inventory.Unhealthy(h.Health, d); why != "" {
 			health.Health, health.Message = kubeletplugin.HealthStatusUnhealthy, why
 		}
 		for _, health.DeviceName = range p.Offer.Names(d) {

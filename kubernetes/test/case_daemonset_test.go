@@ -175,7 +175,7 @@ func quotaInPods(n *node) {
 		n.t.Errorf("a node without NVIDIA's driver has %s/bin: %v", hostDir, err)
 	}
 	n.driverComes()
-	n.tainted(false)
+	n.tainted("")
 	n.template("vram", request("gpu", "4Gi"))
 	n.start(n.pod("one", []string{"vram"}, container("a", hog(2*gib), "vram")))
 	n.wrote("one", "a", holds(2*gib, 4*gib))
@@ -209,7 +209,7 @@ func upgradedInPods(n *node) {
 	n.images("1")
 	n.deploy("1")
 	n.rolledOut()
-	n.tainted(false)
+	n.tainted("")
 	n.template("vram", request("gpu", "4Gi"))
 	n.claim("shared", request("gpu", "4Gi"))
 	n.start(n.pod("stays", []string{"vram=shared"}, container("a", hog(2*gib), "vram")))

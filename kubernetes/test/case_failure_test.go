@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -52,7 +53,7 @@ func enforcerAway(n *node) {
 	n.wrote("stays", "a", holds(2*gib, 4*gib))
 	n.health("stays", corev1.ResourceHealthStatusHealthy)
 	n.Stop(unix.SIGKILL)
-	n.tainted(true)
+	n.tainted(inventory.TaintUnreachable)
 	n.create(n.pod("waits", []string{"vram"}, container("a", sleep, "vram")))
 	n.told("waits", "cannot allocate all claims")
 	// The kubelet waits for half a minute: enough for a controller that would delete the running pod.
@@ -61,24 +62,40 @@ func enforcerAway(n *node) {
 		n.t.Errorf("the pod that ran: %+v, %v", p.Status, err)
 	}
 	n.Start()
-	n.tainted(false)
+	n.tainted("")
 	n.health("stays", corev1.ResourceHealthStatusHealthy)
 	n.running("waits")
 	n.sees("waits", "a", 4*gib)
 	n.refused("stays", "a", 2*gib)
 }
 
-// tainted waits until all devices have the NoSchedule taint, or none has one.
-func (n *node) tainted(want bool) {
+// lostCard: NVML fails with NVML_ERROR_GPU_IS_LOST.
+func lostCard(n *node) {
+	n.template("vram", request("gpu", "4Gi"))
+	n.start(n.pod("stays", []string{"vram"}, container("a", sleep, "vram")))
+	n.write(nvmlFault, "fail")
+	defer os.Remove(nvmlFault)
+	n.tainted(inventory.TaintUnhealthy)
+	n.health("stays", corev1.ResourceHealthStatusUnhealthy)
+	n.create(n.pod("waits", []string{"vram"}, container("a", sleep, "vram")))
+	n.told("waits", "cannot allocate all claims")
+	n.running("stays")
+	n.Must(os.Remove(nvmlFault))
+	n.running("waits")
+	n.tainted("")
+	n.sees("waits", "a", 4*gib)
+}
+
+// tainted waits until all devices have the NoSchedule taint with that key, or none if it is "".
+func (n *node) tainted(key string) {
 	n.t.Helper()
-	n.eventually(fmt.Sprintf("the devices are tainted: %t", want), func() error {
+	n.eventually(fmt.Sprintf("the devices have the taint %q", key), func() error {
 		published := n.resourceSlices()
 		if len(published) != 1 {
 			return fmt.Errorf("%d ResourceSlices", len(published))
 		}
 		for _, d := range published[0].Spec.Devices {
-			is := len(d.Taints) == 1 && d.Taints[0].Key == inventory.TaintUnreachable && d.Taints[0].Effect == "NoSchedule"
-			if is != want || !want && len(d.Taints) > 0 {
+			if is := len(d.Taints) == 1 && d.Taints[0].Key == key && d.Taints[0].Effect == "NoSchedule"; !is && (key != "" || len(d.Taints) > 0) {
 				return fmt.Errorf("%s has %v", d.Name, d.Taints)
 			}
 		}

@@ -37,6 +37,7 @@ var cases = []struct {
 	{"adminAccess is refused in a sentence", adminAccess},
 	{"a driver that is killed while it prepares a claim prepares it when it is back", killedInPrepare},
 	{"while gpusliced does not run its cards get no new pods and running pods stay", enforcerAway},
+	{"a lost card gets no new pods, and its pods stay", lostCard},
 	{"what a pod still has that was deleted by force is not given away", deletedByForce},
 	{"a claim waits until a program outside slices releases its memory, and says so", outsideComes},
 	{"a drained node keeps nothing of its claims", drained},

@@ -38,6 +38,9 @@ import (
 
 const nodeName = "node-a"
 
+// nvmlFault is a file with which NVML fails for gpusliced.
+const nvmlFault = "/run/nvml-fault"
+
 // patience limits waits for Kubernetes, which retries some operations after a minute.
 const patience = 2 * time.Minute
 
@@ -57,7 +60,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{suite: t, t: t, engines: filepath.Dir(cluster.Programs(t, "containerd-2", "runc-1.4", "crio", "podman", "images"))}
-	n.Host = testhost.New(t, testhost.Options{Runtimes: []string{n.engine("runc-1.4", "runc")}, Env: []string{"FAKECUDA_DEVICES=2"}})
+	n.Host = testhost.New(t, testhost.Options{Runtimes: []string{n.engine("runc-1.4", "runc")}, Env: []string{"FAKECUDA_DEVICES=2", "FAKECUDA_NVML_FAULT=" + nvmlFault}})
 	n.Must(os.Chmod(n.Dir, 0o755))
 	n.Must(os.Chmod(n.in("fake"), 0o777))
 	const kubeletToken = "kubelet-of-the-test"
