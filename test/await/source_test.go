@@ -41,7 +41,7 @@ var exceptions = map[string]string{
 	"test/hostile/user_actions_test.go floodWithDescriptors":                "a hostile process gives up, and acts again",
 	"test/hostile/container_actions_test.go connect":                        "a hostile process gives up, and acts again",
 	"test/hostile/user_floods_test.go dial":                                 "a hostile user gives up, and acts again",
-	"test/hostile/user_floods_test.go readNothing":                         "a hostile user gives up, and acts again",
+	"test/hostile/user_floods_test.go readNothing":                          "a hostile user gives up, and acts again",
 }
 
 // Tests wait for events with Patience, and assert measured times in Once only.

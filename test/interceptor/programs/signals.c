@@ -16,7 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Attaching takes some milliseconds. A real driver needs up to a minute for a context under a storm. */
+/* Attaching takes some milliseconds. A real driver needs up to a minute for a context under a
+ * storm. */
 #define STORM_SECONDS 0.2
 
 static pthread_t target;
