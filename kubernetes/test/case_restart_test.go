@@ -148,8 +148,8 @@ func startedAgain(n *node) {
 	n.refused("again", "s", 4*gib)
 }
 
-// crashes: containers that crash while they hold memory are started again with their quota, GPUSLICE_CHURN times in all. One that
-// gets more or less than its quota does not crash, so it is not started again.
+// crashes: containers crash while they hold memory, and are started again with their quota, GPUSLICE_CHURN times in all. A container
+// with another quota does not crash, so it is not started again.
 func crashes(n *node) {
 	count := 20
 	if text := os.Getenv("GPUSLICE_CHURN"); text != "" {
