@@ -192,6 +192,20 @@ func TestEvictedSlicesStayWithinHostMemory(t *testing.T) {
 	})
 }
 
+// Calls that a process made before a restart do not ask for its slice's return.
+func TestEvictedSliceStaysEvictedAfterARestart(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0).works(truth, 40*gib), h.elastic("b", 60*gib, 0).works(truth, gib)
+	h.becomes("a", api.Evicted)
+	h.restart()
+	h.elastic("c", 10*gib, 0).works(truth, gib) // it returns after a look at all slices
+	if s := h.see("a"); s.State != api.Evicted || s.Elastic.Waits != nil {
+		t.Errorf("%+v", s)
+	}
+	a.kill()
+	b.kill()
+}
+
 // An elastic slice that was suspended by hand stays suspended until it is resumed by hand.
 func TestASuspendedElasticSliceDoesNotReturnByItself(t *testing.T) {
 	h, truth, _ := elastics(t, quick)
