@@ -72,10 +72,10 @@ type RegisterRequest struct {
 	// TTL is the slice's time to live in nanoseconds; 0 is unlimited, or the enforcer's maximum. When the slice expires, its
 	// processes get no more memory and are ended.
 	TTL time.Duration `json:"ttl,omitempty"`
-	// Visible lists the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes. A quota on
-	// AllDevices counts on these; one on any other device is rejected. The list is no barrier: on another device a process has
-	// the quota, too. An empty list stands for all devices, and so does an unprivileged user's, as their limit has to hold on
-	// all.
+	// Visible lists the devices that the slice's processes see: UUIDs, indices, and VisibleMinor of device nodes. Admission
+	// counts a quota on AllDevices for these devices only. A quota that names another device is rejected. The list does not keep
+	// a process from another device: the quota on AllDevices limits it there, too. An empty list means all devices. The list of
+	// an unprivileged user counts as empty, since the user's limit has to hold on every device.
 	Visible []string `json:"visible,omitempty"`
 
 	// Elastic allows the enforcer to evict the slice's memory to host memory while it is idle, until the next CUDA call. The
@@ -390,7 +390,7 @@ func CheckID(id string) error {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '+', c == '-':
 		case c == '.' && i > 0:
 		default:
-			return Errorf(CodeBadRequest, "slice id %.64q has %q: letters, digits and \"_+-\" are accepted, and \".\" but at the start", id, c)
+			return Errorf(CodeBadRequest, "slice id %.64q has %q: letters, digits and \"_+-\" are accepted, and \".\" except at the start", id, c)
 		}
 	}
 	return nil

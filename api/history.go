@@ -11,7 +11,7 @@ type Refusal struct {
 	PID     int       `json:"pid,omitempty"`     // in the enforcer's pid namespace; absent for several processes. It may have exited since
 	Command string    `json:"command,omitempty"` // the process's name, which it can choose
 	// Call is the driver call that needed the memory, such as "cuMemAlloc"; Requested is the bytes that would have been charged.
-	// If the process reported neither, they and all later fields except Limit are absent.
+	// If the process reported neither, both are absent, as are Needed and Holders, and Used and Overhead are 0.
 	Call      string `json:"call,omitempty"`
 	Requested uint64 `json:"requested,omitempty"`
 	// Pool is set if a pool's limit was exceeded, and Limit, Used and Overhead are then the pool's. It is absent for the slice's

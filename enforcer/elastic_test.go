@@ -21,7 +21,12 @@ import (
 	"github.com/gpuslice/gpuslice/test/must"
 )
 
-const statusAway = "status 9"
+// Statuses of attach.h, and of testdata/client.c.
+const (
+	statusInternal    = "status 7"
+	statusAway        = "status 9"
+	statusUnreachable = "status 100"
+)
 
 func elastics(t *testing.T, rules enforcer.Elastic) (*host, *fakeTruth, *fakeMover) {
 	t.Helper()

@@ -137,7 +137,8 @@ func (e *Enforcer) HoldTurns(names ...string) (release func()) {
 	})
 }
 
-func (e *Enforcer) Age(by time.Duration) {
+// Backdate moves the times of the last progress, and of the driver's last answers, back.
+func (e *Enforcer) Backdate(by time.Duration) {
 	e.progress.checked.Add(-int64(by))
 	e.progress.changed.Add(-int64(by))
 	if e.truth != nil {

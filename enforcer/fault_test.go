@@ -143,7 +143,7 @@ func (d *daemon) registerAs(c *container, r api.RegisterRequest) error {
 // attach retries like the interceptor while the enforcer does not answer.
 func attach(p *proc) {
 	p.t.Helper()
-	eventually(p.t, "attach", func() bool { return p.ask("attach") != "status 100" })
+	eventually(p.t, "attach", func() bool { return p.ask("attach") != statusUnreachable })
 }
 
 func (d *daemon) ids() map[string]api.Slice {

@@ -66,7 +66,7 @@ func TestALoopThatHangsIsNotLive(t *testing.T) {
 	defer release()
 	var health api.Health
 	eventually(t, "the enforcer is not live", func() bool {
-		h.Age(time.Minute)
+		h.Backdate(time.Minute)
 		health = h.health()
 		return !health.Live
 	})
@@ -84,7 +84,7 @@ func TestAChangeThatNeverEndsIsNotLive(t *testing.T) {
 	defer release()
 	var health api.Health
 	eventually(t, "only the change hangs", func() bool {
-		h.Age(time.Minute)
+		h.Backdate(time.Minute)
 		time.Sleep(100 * time.Millisecond)
 		health = h.health()
 		return check(health, "loop").OK && !health.Live
@@ -108,7 +108,7 @@ func TestManyChangesAreProgress(t *testing.T) {
 			release()
 		}
 	}()
-	h.Age(time.Minute)
+	h.Backdate(time.Minute)
 	eventually(t, "it is live", func() bool { return h.health().Live })
 	stop()
 	<-done
@@ -122,7 +122,7 @@ func TestHungDriverIsReportedButTheEnforcerStaysLive(t *testing.T) {
 	eventually(t, "the driver is asked", func() bool { return truth.looked() > 0 })
 	var health api.Health
 	eventually(t, "the driver is missed", func() bool {
-		h.Age(time.Minute)
+		h.Backdate(time.Minute)
 		health = h.health()
 		return !check(health, "truth").OK
 	})
@@ -141,7 +141,7 @@ func TestHungDriverIsReportedButTheEnforcerStaysLive(t *testing.T) {
 
 func TestUnusedDriverIsSampledForHealth(t *testing.T) {
 	h := newHost(t, &fakeTruth{})
-	h.Age(time.Minute)
+	h.Backdate(time.Minute)
 	eventually(t, "the devices are sampled", func() bool { return check(h.health(), "truth").Age < 5*time.Second })
 }
 

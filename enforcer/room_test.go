@@ -42,7 +42,7 @@ func TestAttachIsRefusedWhileTheStoreIsFull(t *testing.T) {
 				if again { // the restart makes another ledger, as none was handed out
 					h.restart()
 				}
-				p.expect("status 7", "attach")
+				p.expect(statusInternal, "attach")
 				truth.set(gpu0, p.pid(), gib) // its hidden memory counts all the same
 				charged := func(bytes uint64) func() bool {
 					return func() bool { return h.see("a").Devices[0].Overhead == bytes && h.pooled("llm") == bytes }
@@ -112,14 +112,14 @@ func TestASliceWithoutASocketGetsOneWhenItCan(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	p.must("charge 0 %d", gib)
-	p.expect("status 100", "attach")
+	p.expect(statusUnreachable, "attach")
 	must.Do(t, os.Remove(obstacle))
 	eventually(t, "it can be asked", func() bool { return strings.HasPrefix(p.ask("attach"), "ok ") })
 	p.uses().must("charge 0 %d", 4*gib) // attaching again released what the process held
 	p.expect("refused", "charge 0 1")
 }
 
-// Ready means that a slice could be registered, also before any was.
+// Ready means that a slice can be registered. A refusal for want of disk has the code of that.
 func TestAFullRunDirectoryIsNotReadyAndRefusesWithItsCode(t *testing.T) {
 	needs.Root(t)
 	h := newHost(t, &fakeTruth{})

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged, and the calls that free it. */
+/* Linear memory: cuMemAlloc, cuMemAllocPitch, cuMemAllocManaged, and the calls that free it. Small
+ * allocations are charged when they start a block of 2 MiB (block.h), large ones by their rounded
+ * size. Some are made of our own physical memory (piece.h). Managed memory is recorded by its
+ * pointer (hold.h). */
 #include "block.h"
 #include "context.h"
 #include "grant.h"
@@ -139,7 +142,8 @@ static __attribute__((noinline)) CUresult allocate_linear(CUdeviceptr *pointer, 
 	    (struct request){.entry = ID_cuMemAlloc_v2, .pointer = pointer, .bytes = bytes});
 }
 
-/* The rare cases after a small allocation: it failed, or started a block. */
+/* The rare cases after a small allocation: it failed, or started a block. grant_begin_at_once() has
+ * succeeded, so the process sees one device, of ordinal 0. */
 static __attribute__((noinline)) CUresult end_small(CUdeviceptr *pointer, CUresult result)
 {
 	if (result == CUDA_SUCCESS && block_took_small(*pointer, 0) != GRANTED)

@@ -59,6 +59,9 @@ func (w *Watcher) Read(ctx context.Context, ids ...string) (Snapshot, error) {
 	}
 	switch err := w.devices.take(answers[1], &w.version); {
 	case errors.Is(err, api.ErrForbidden):
+		if w.devices.all != nil {
+			w.version++
+		}
 		w.devices = list[api.Device]{}
 	case err != nil:
 		return Snapshot{}, fmt.Errorf("the enforcer's list of devices: %w", err)

@@ -124,7 +124,6 @@ func TestEachChangeIsAuditedWithCallerAndResult(t *testing.T) {
 	}
 }
 
-// A user's session has the same id in the audit record as in ps and in its events.
 func TestRequestsOfAnUnknownUIDAreRecordedAsAStrangers(t *testing.T) {
 	f := &fakeService{}
 	s := NewForUsers(f, quiet())
@@ -148,6 +147,7 @@ func TestRequestsOfAnUnknownUIDAreRecordedAsAStrangers(t *testing.T) {
 	}
 }
 
+// A user's session has the same id in the audit record as in ps and in its events.
 func TestARequestForAUsersSessionIsRecordedUnderTheIDThatTheSessionHas(t *testing.T) {
 	f := &fakeService{}
 	a := newAuditor(t, NewForUsers(f, quiet()))

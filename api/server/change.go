@@ -55,12 +55,12 @@ func handleMove(move func(Service, context.Context, string) (api.Slice, error)) 
 		if err != nil {
 			return nil, err
 		}
-		if err := endReadDeadline(w, r); err != nil { // disconnecting does not cancel the move either
+		if err := endReadDeadline(w, r); err != nil {
 			return nil, err
 		}
 		control := http.NewResponseController(w)
 		_ = control.SetWriteDeadline(time.Time{})
-		slice, err := move(s, r.Context(), id)
+		slice, err := move(s, r.Context(), id) // a client that disconnects ends the wait for the slice, but not a move that has begun
 		_ = control.SetWriteDeadline(time.Now().Add(timeout(r)))
 		return slice, err
 	}

@@ -37,6 +37,7 @@ func TestManyUsersDoNotBlockRoot(t *testing.T) {
 		child := exec.Command(program.Path)
 		child.Dir, child.SysProcAttr = program.Dir, program.SysProcAttr
 		child.SysProcAttr.Credential.Uid = uid
+		// The child (TestMain) opens COUNT connections, keeps OPEN of them, prints how many stayed open, and waits for the end of its input.
 		child.Env = append(program.Env, crowd+"="+path, fmt.Sprintf("%s_COUNT=%d", crowd, l.perUser), fmt.Sprintf("%s_OPEN=%d", crowd, open))
 		in := must.Get(child.StdinPipe())(t)
 		out := must.Get(child.StdoutPipe())(t)
@@ -90,11 +91,11 @@ func TestUIDOfNoHostUserIsRefusedInAnyNamespace(t *testing.T) {
 		users     bool // on the users' socket
 		want      string
 	}{
-		"a subordinate one":                {unknownUID, true, true, "status 403"},
-		"the same, outside":                {unknownUID, false, true, "status 403"},
-		"on the control socket":            {unknownUID, true, false, "status 200"},
-		"a user mapped in a namespace":     {nobody, true, true, "status 200"},
-		"a user outside of all namespaces": {nobody, false, true, "status 200"},
+		"mapped in a namespace, in no subuid file": {unknownUID, true, true, "status 403"},
+		"the same, without a namespace":            {unknownUID, false, true, "status 403"},
+		"on the control socket":                    {unknownUID, true, false, "status 200"},
+		"a user mapped in a namespace":             {nobody, true, true, "status 200"},
+		"a user outside of all namespaces":         {nobody, false, true, "status 200"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handler := Handler(&fakeService{}, quiet())

@@ -114,7 +114,7 @@ func handler(routes []route, service Service, log *slog.Logger) http.Handler {
 				defer func() { <-streams }()
 				answered.serve(w, r, route.status)
 			default:
-				fail(w, r, log, api.Errorf(api.CodeBusy, "%d clients are following events already: end one of them, or try again later", maxStreams))
+				fail(w, r, log, api.Errorf(api.CodeBusy, "%d answers with events are being sent already: end one of them, or try again later", maxStreams))
 			}
 		})
 	}
@@ -305,7 +305,8 @@ func noPath(r *http.Request) error {
 func fail(w http.ResponseWriter, r *http.Request, log *slog.Logger, err error) {
 	e := api.From(err)
 	n := noteOf(r)
-	n.refusal, n.hidden = e, errors.Is(err, api.ErrForbidden)
+	n.refusal = e
+	n.hidden = errors.Is(err, api.ErrForbidden) // also if e says "not found", since the slice is another user's
 	level := slog.LevelDebug
 	if e.Code == api.CodeInternal || e.Code == api.CodeStorage {
 		level = slog.LevelError

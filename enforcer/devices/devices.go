@@ -112,7 +112,10 @@ func (t *Devices) Sizes() []refusal.Device {
 
 // Processes returns the driver's bytes of each process on a device. Callers share the map.
 func (t *Devices) Processes(uuid string) (map[int]uint64, error) {
-	return t.Of(uuid).Processes(Timeout)
+	if g := t.Of(uuid); g != nil {
+		return g.Processes(Timeout)
+	}
+	return nil, fmt.Errorf("%w: %s", driver.ErrNoDevice, uuid)
 }
 
 // Free returns the bytes of a device that are not in use.

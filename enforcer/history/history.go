@@ -38,7 +38,7 @@ const (
 	writeEvery = time.Minute
 )
 
-// record is a run, and the source that it counts against.
+// record is a run. Each source has a share of the records: a user with all sessions, or a slice by its id.
 type record struct {
 	Source string  `json:"source"`
 	Run    api.Run `json:"run"`
@@ -64,10 +64,11 @@ func Open(dir string, log *slog.Logger) *Log {
 	runs, err := read(l.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		aside := l.path + ".damaged"
-		log.Error("cannot read the history: renamed the file, starting with an empty history", "file", l.path, "kept", aside, "err", err)
-		if err := os.Rename(l.path, aside); err != nil {
-			log.Error("cannot rename the unreadable history: the next write replaces it", "file", l.path, "err", err)
+		if failed := os.Rename(l.path, aside); failed != nil {
+			aside = "" // the next write replaces the file
+			err = errors.Join(err, failed)
 		}
+		log.Error("cannot read the history: starting with an empty one", "file", l.path, "kept", aside, "err", err)
 	}
 	l.runs = runs
 	return l
@@ -112,12 +113,12 @@ func (l *Log) Put(source string, run api.Run) {
 // drop removes one record. It never removes the newest: a source with that single record has no more than an older source.
 func (l *Log) drop() {
 	has := make(map[string]int)
-	maxRuns := 0
+	most := 0
 	for _, r := range l.runs {
 		has[r.Source]++
-		maxRuns = max(maxRuns, has[r.Source])
+		most = max(most, has[r.Source])
 	}
-	i := slices.IndexFunc(l.runs, func(r record) bool { return has[r.Source] == maxRuns })
+	i := slices.IndexFunc(l.runs, func(r record) bool { return has[r.Source] == most })
 	l.runs = slices.Delete(l.runs, i, i+1)
 }
 

@@ -77,7 +77,7 @@ func TestImagesVariableIsIgnoredWithoutTheHook(t *testing.T) {
 			t.Errorf("%q: visible %q", path, got)
 		}
 		if got := s.Visible(mount.Nodes{}); got != nil {
-			t.Errorf("%q: nothing is there, but %q is visible", path, got)
+			t.Errorf("%q: no device is known, want nil for all, got %q", path, got)
 		}
 	}
 	for _, path := range []string{nvidia, "/usr/bin/nvidia-container-toolkit", "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook.real"} {
@@ -99,7 +99,7 @@ func TestExistingDeviceNodesAlwaysCount(t *testing.T) {
 		t.Errorf("visible %q", got)
 	}
 	if got := s.Visible(mount.Nodes{Minors: []uint32{0}, Unclear: true}); got != nil {
-		t.Errorf("there may be others, but %q is visible", got)
+		t.Errorf("there may be others, want nil for all, got %q", got)
 	}
 }
 

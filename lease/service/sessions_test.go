@@ -73,7 +73,7 @@ func TestSessionsShowTheirBrokersCounters(t *testing.T) {
 		fmt.Fprintf(&want, "# HELP gpuslice_lease_session_%s %s\n# TYPE gpuslice_lease_session_%s %s\ngpuslice_lease_session_%s{lease=\"works\"} %d\n", name, help, name, kind, name, i+1)
 	}
 	ask := func(ctx context.Context, id string) (*leasepb.StatsReply, error) {
-		if id != "hangs" { // the time of the scrape ends this one alone
+		if id != "hangs" { // the timeout of the scrape has to end the request to "hangs" only
 			ctx = context.WithoutCancel(ctx)
 		}
 		return s.stats(ctx, id)

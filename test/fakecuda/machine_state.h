@@ -75,8 +75,8 @@ struct state {
 	_Atomic int unmovable[MACHINE_MAX_PROCESSES]; /* allocations; written by the owner */
 	uint64_t away_listed[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
 	uint64_t away_unlisted[MACHINE_MAX_DEVICES][MACHINE_MAX_PROCESSES];
-	/* The name of a stopped process that was continued, and stops again once it has unlocked
-	 * the state. */
+	/* The owner of the lock, by own_name(), to which a waiter has sent SIGCONT since it was
+	 * stopped while it had the lock. It stops itself again after it has unlocked. 0: none. */
 	_Atomic uint64_t continued;
 	/* Written with the state locked, read by anyone. */
 	uint64_t last_number;    /* of objects and orders */

@@ -204,7 +204,8 @@ CUDA_API CUresult cuModuleLoad(CUmodule *out, const char *path)
 	return result;
 }
 
-/* Leaves the lock held only on success. */
+/* Takes the lock, and gives it back after an error. DRIVER_ENTER_BY gives it back when its caller
+ * returns (driver.h). */
 static CUresult enter_module(CUmodule module)
 {
 	CUcontext context;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The rows of contexts and streams. agrees() checks that the charge covers what NVML lists;
+ * agrees_late() also waits until it is no more than that. */
 #include "rows.h"
 
 #include <unistd.h>
