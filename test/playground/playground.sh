@@ -24,13 +24,20 @@ ENV
 # shellcheck source=/dev/null
 . bin/playground
 
-# end PID SIGNAL: signal a process and all below it.
+# end PID SIGNAL: signal a process and all below it. A stopped process starts no other one between the look at its children and the signal.
 end() {
-	local child
+	local child state _
+	kill -STOP "$1" 2>/dev/null || return 0
+	for _ in {1..100}; do
+		state=$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) || true
+		[[ $state != [RSD]* ]] && break
+		sleep 0.01
+	done
 	for child in $(cat "/proc/$1"/task/*/children 2>/dev/null || true); do
 		end "$child" "$2"
 	done
 	kill -"$2" "$1" 2>/dev/null || true
+	kill -CONT "$1" 2>/dev/null || true
 }
 
 cleanup() {
