@@ -72,7 +72,6 @@ type residency struct {
 	evictions  uint64
 	obstacle   string
 	obstructed time.Time // when that was found last
-	overstays  time.Time // since when its own processes have prevented its move
 	stuck      time.Time // last failure to move what it has left on the devices
 }
 
