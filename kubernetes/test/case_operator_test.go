@@ -6,6 +6,7 @@ package test
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -28,8 +29,15 @@ func operator(n *node) {
 				}
 			}
 		}
-		n.operates("chart", "-k . ")
-		n.operates("kustomize", "helm")
+		before := n.deployed() // what other cases leave in the cluster
+		for _, ways := range [][2]string{{"chart", "-k . "}, {"kustomize", "helm"}} {
+			n.operates(ways[0], ways[1])
+			for _, name := range n.deployed() {
+				if !slices.Contains(before, name) {
+					n.t.Errorf("%s: %s is left", ways[0], name)
+				}
+			}
+		}
 	})
 }
 
@@ -45,24 +53,19 @@ func (n *node) operates(way, other string) {
 	n.types(operatorFile, dir, func(commands string) bool { return !strings.Contains(commands, other) })
 	_, err = n.plane.Kubectl("", "delete", "namespace", "team")
 	n.Must(err)
-	n.nothing()
 }
 
-// nothing fails if the node or the cluster has something of a deployment.
-func (n *node) nothing() {
+// deployed returns what the node and the cluster have of a deployment.
+func (n *node) deployed() []string {
 	n.t.Helper()
 	out, err := n.plane.Kubectl("", "get", "namespaces,deviceclasses,resourceslices,clusterroles,clusterrolebindings,validatingadmissionpolicies,"+
 		"validatingadmissionpolicybindings,mutatingadmissionpolicies,mutatingadmissionpolicybindings", "--output=name")
 	n.Must(err)
-	left := strings.Split(out, "\n")
+	all := strings.Split(out, "\n")
 	for _, dir := range []string{"/opt", "/run", "/var/lib", "/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry"} {
 		files, err := filepath.Glob(dir + "/*")
 		n.Must(err)
-		left = append(left, files...)
+		all = append(all, files...)
 	}
-	for _, name := range left {
-		if strings.Contains(name, "gpuslice") {
-			n.t.Errorf("%s is left", name)
-		}
-	}
+	return slices.DeleteFunc(all, func(name string) bool { return !strings.Contains(name, "gpuslice") })
 }
