@@ -90,9 +90,11 @@ func (s *slice) carryOutMove(effect core.Effect) core.Fact {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if was == core.Away && m.Err != nil && s.isAway() && s.residency != nil {
-		s.residency.stuck = time.Now()
+	if was == core.Away && m.Err != nil && s.isAway() {
+		s.log.Error("rest of the slice's memory not moved", "why", m.Err)
+		s.residency.stuck = time.Now() // an elastic slice: no other has a rest moved
 	}
+	s.lowered = true // it may count for more than it holds
 	m.Stuck = errors.As(m.Err, new(mover.Unmovable))
 	switch {
 	case s.suspension == nil:
@@ -104,7 +106,6 @@ func (s *slice) carryOutMove(effect core.Effect) core.Fact {
 				m.Left[uuid] = bytes
 			}
 		}
-		s.lowered = len(m.Left) > 0
 	default:
 		m.At = core.Returning
 	}

@@ -28,6 +28,19 @@ func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc
 	return p
 }
 
+// Bytes beyond a lowered quota count until they are released, also over a suspension.
+func TestLoweredQuotaOfAResumedSliceCountsOnceItsMemoryIsReleased(t *testing.T) {
+	h, truth, _ := movers(t)
+	p, _ := h.session("a", on(gpu0, 60*gib))
+	p.uses().takes(truth, 50*gib)
+	must.Get(h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
+	must.Do(t, h.suspend("a"))
+	must.Do(t, h.resume("a"))
+	must.Equal(t, h.granted(t), 50*gib, "granted after the return")
+	p.must("release 0 %d", 45*gib)
+	eventually(t, "its quota counts again", func() bool { return h.granted(t) == 10*gib })
+}
+
 // Its processes could not be restored any more.
 func TestASuspendedSliceIsNotReleasedWhileItsProcessesLive(t *testing.T) {
 	h, truth, _ := movers(t)
