@@ -145,7 +145,7 @@ func (c *Core) mayUse(h *holder, limits Bytes, uuid string) error {
 			return err
 		}
 	}
-	if h.Unlimited || h.Residence != Resident || h.Kind == Pool && c.isAway(h) {
+	if h.Unlimited || h.Residence == Away || h.Kind == Pool && c.isAway(h) {
 		return nil
 	}
 	return c.check(want{h: h, bytes: Bytes{uuid: wants[uuid]}}, nil)

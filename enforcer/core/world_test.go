@@ -135,8 +135,16 @@ func (w *world) ask(cmd Command) {
 	w.do(cmd)
 }
 
-func (w *world) id() string   { return fmt.Sprint("s", w.r.IntN(9)) }
-func (w *world) pool() string { return fmt.Sprint("p", w.r.IntN(3)) }
+func (w *world) id() string {
+	if w.r.IntN(4) == 0 {
+		return w.session()
+	}
+	return fmt.Sprint("s", w.r.IntN(7))
+}
+
+// session returns an id that only sessions have: the user's limit holds unless an operator changes the quotas of a session, which no step does.
+func (w *world) session() string { return fmt.Sprint("u", w.r.IntN(3)) }
+func (w *world) pool() string    { return fmt.Sprint("p", w.r.IntN(3)) }
 
 // step is one command, fact or effect.
 func (w *world) step() {
@@ -173,7 +181,7 @@ func (w *world) command() {
 		limits, quotas := w.random(60)
 		h := w.c.slices[id]
 		cmd := Change{Client: w.client(), ID: id, Quotas: quotas, Limits: limits}
-		if h != nil && (h.UID != nil || len(h.pools) > 0) {
+		if id[0] == 'u' || h != nil && len(h.pools) > 0 {
 			cmd.Quotas = nil
 		}
 		if h != nil {
@@ -225,14 +233,14 @@ func (w *world) command() {
 
 func (w *world) register() {
 	r := w.r
-	s := Record{ID: w.id(), Elastic: w.config.Devices != nil && r.IntN(2) == 0, Priority: r.IntN(4), Native: r.IntN(2) == 0}
+	s := Record{ID: fmt.Sprint("s", r.IntN(7)), Elastic: w.config.Devices != nil && r.IntN(2) == 0, Priority: r.IntN(4), Native: r.IntN(2) == 0}
 	s.Limits, s.Quotas = w.random(70)
 	cmd := Register{Client: w.client(), Grant: r.IntN(4) == 0}
 	switch r.IntN(10) {
 	case 0, 1:
 		s.Tenant = "t"
 	case 2, 3:
-		s.UID, cmd.User = &w.user.UID, w.user
+		s.ID, s.UID, cmd.User = w.session(), &w.user.UID, w.user
 	case 4, 5, 6:
 		s.Pools = []string{w.pool()}
 		if r.IntN(3) == 0 {
