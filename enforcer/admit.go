@@ -62,6 +62,7 @@ func (e *Enforcer) gpuOf(uuid string) *devices.Device { return e.truth.Of(uuid) 
 func (s *slice) account() core.Record {
 	r := s.rec
 	r.Limits = s.quota.Limits()
+	r.Kept = s.quota.Beyond()
 	if s.isAway() {
 		r.Left = s.left()
 	}
@@ -81,10 +82,40 @@ func (s *slice) place(to *store.Suspension) {
 	s.rec.Manual = !to.Evicted
 }
 
-// recommit has admission count the slice as it is now. Bytes used beyond a lowered quota, or left on a device by a suspended slice, stay granted,
-// since others would find the device full, until the regular check finds them released. Called with mu held.
-func (s *slice) recommit() {
-	s.lowered = s.e.book.Set(s.holder, s.account(), s.quota.InUse())
+// recount has core count the restored slice by its ledger. Called in the slice's turn.
+func (s *slice) recount() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.account()
+	s.rec.Kept, s.rec.Left = r.Kept, r.Left
+	s.op = s.e.book.Set(s.holder, r)
+}
+
+// reportUse tells core what the slice's processes hold, if it counts more than the limits: bytes beyond a lowered quota, or left on a device by a
+// suspended slice, stay granted until they are released, since others would find the device full. Called in the slice's turn.
+func (s *slice) reportUse() {
+	s.mu.Lock()
+	used, beyond := s.holds(), s.beyond()
+	s.mu.Unlock()
+	if beyond {
+		s.e.note(core.Used{Generation: s.generation, Op: s.op, Bytes: used})
+	}
+}
+
+// beyond reports whether core counts more than the limits, and the ledger says what the processes hold. Called with mu held.
+func (s *slice) beyond() bool {
+	return len(s.rec.Kept)+len(s.rec.Left) > 0 && (s.quota.State == api.Active || s.quota.State == api.Expired)
+}
+
+// holds returns the bytes that the slice's processes hold on devices. Called with mu held.
+func (s *slice) holds() core.Bytes {
+	used := core.Bytes(s.quota.InUse())
+	if s.isAway() {
+		for uuid, n := range s.left() {
+			used[uuid] = max(used[uuid], n)
+		}
+	}
+	return used
 }
 
 // counts reports whether the slice has a grant of its own. In record mode nothing is promised, and a member's quotas are part of the pool's.

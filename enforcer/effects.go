@@ -90,10 +90,11 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 		}
 		s.e.unclaim(s)
 	case core.Limit:
+		s.op = x.Op
 		return core.Limited{Op: x.Op, Err: s.setLimits(x.Limits)}
 	case core.Close:
-		if s.closing {
-			s.close(x.Op)
+		if s.op = x.Op; s.closing {
+			s.close()
 		} else {
 			s.expireQuota()
 		}
@@ -248,10 +249,15 @@ func (p *pool) carryOut(effect core.Effect) core.Fact {
 		killpoint.Pass("pool.ledger")
 		return core.Made{Op: x.Op, Err: err}
 	case core.Store:
+		if x.Place {
+			p.setKept(x.Record.Kept)
+			return core.Stored{Op: x.Op}
+		}
 		err := p.put(&x.Record)
 		killpoint.Pass("pool.stored")
 		return core.Stored{Op: x.Op, Err: err}
 	case core.Limit:
+		p.op = x.Op
 		return core.Limited{Op: x.Op, Err: p.limit(x.Limits)}
 	case core.Close: // the quota has closed the ledger
 		return core.Limited{Op: x.Op}
@@ -296,6 +302,7 @@ func (p *pool) put(r *core.Record) error {
 	default:
 		return err
 	}
+	p.setKept(r.Kept)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.quotas = r.Quotas

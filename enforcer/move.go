@@ -88,24 +88,19 @@ func (s *slice) carryOutMove(effect core.Effect) core.Fact {
 	case core.MoveIn:
 		m.Op, m.Err = x.Op, s.resumeAll()
 	}
+	s.op = m.Op
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if was == core.Away && m.Err != nil && s.isAway() {
 		s.log.Error("rest of the slice's memory not moved", "why", m.Err)
 		s.residency.stuck = time.Now() // an elastic slice: no other has a rest moved
 	}
-	s.lowered = true // it may count for more than it holds
 	m.Stuck = errors.As(m.Err, new(mover.Unmovable))
 	switch {
 	case s.suspension == nil:
 		m.At = core.Resident
 	case s.isAway():
-		m.At, m.Left = core.Away, s.left()
-		for uuid, bytes := range s.quota.InUse() {
-			if bytes > m.Left[uuid] {
-				m.Left[uuid] = bytes
-			}
-		}
+		m.At, m.Left = core.Away, s.holds()
 	default:
 		m.At = core.Returning
 	}

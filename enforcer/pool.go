@@ -47,7 +47,8 @@ type pool struct {
 	shares  map[*quota.Device]*shares
 	totals  map[[16]byte]uint64 // bytes of the devices that members named
 	changed []string            // devices with another limit, to be told
-	lowered bool                // a quota is below the used bytes, which admission still counts
+	kept    bool                // core counts bytes beyond a lowered limit
+	op      uint64              // of core's last operation on its ledger. Changes in the turn
 }
 
 // shares are the enforcer's charges on a device for members.
@@ -80,15 +81,33 @@ func (p *pool) sharesOn(d *quota.Device) *shares {
 func (p *pool) account() core.Record {
 	return core.Record{
 		Kind: core.Pool, ID: p.name, Tenant: p.asked.Tenant, Private: p.asked.ByGrant, Quotas: p.quotas, Limits: p.quota.Limits(),
-		Elastic: p.asked.Elastic, Priority: p.asked.Priority, Phase: core.Live,
+		Kept: p.quota.Beyond(), Elastic: p.asked.Elastic, Priority: p.asked.Priority, Phase: core.Live,
 	}
 }
 
-// lower has admission count what the pool's limits allow, and no less than its members hold beyond them.
-func (p *pool) lower() {
+// recount has core count the restored pool by its ledger. Called in the pool's turn.
+func (p *pool) recount() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lowered = p.e.book.Lower(p.holder, nil, p.quota.InUse())
+	r := p.account()
+	p.kept, p.op = len(r.Kept) > 0, p.e.book.Set(p.holder, r)
+}
+
+// setKept notes whether core counts bytes beyond the limits.
+func (p *pool) setKept(bytes core.Bytes) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kept = len(bytes) > 0
+}
+
+// reportUse tells core what the members hold, if it counts bytes beyond a lowered limit. Called in the pool's turn.
+func (p *pool) reportUse() {
+	p.mu.Lock()
+	used, kept := p.quota.InUse(), p.kept && p.quota.State == api.Active
+	p.mu.Unlock()
+	if kept {
+		p.e.note(core.Used{Generation: p.generation, Op: p.op, Bytes: used})
+	}
 }
 
 // lasting returns the pool's permanent record, with these quotas.
@@ -214,18 +233,24 @@ func (p *pool) ContextBytes(*quota.Device) uint64 { return 0 }
 
 // check compares the page with the enforcer's own copy.
 func (p *pool) check() {
+	if p.verify() && p.turn.TryTake() { // else at the next check
+		p.reportUse()
+		p.turn.Give()
+	}
+}
+
+// verify does what check does without the turn, and reports whether core has to be told what the members hold.
+func (p *pool) verify() (tell bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.quota.State != api.Active {
-		return
+		return false
 	}
 	if err := p.quota.Verify(); err != nil {
 		p.quota.Damage(err)
-		return
+		return false
 	}
-	if p.lowered {
-		p.lowered = p.e.book.Lower(p.holder, nil, p.quota.InUse())
-	}
+	return p.kept
 }
 
 // leave drops the pool from memory without ending it.

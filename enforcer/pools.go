@@ -117,7 +117,7 @@ func (p *pool) set(quotas []api.Quota) error {
 	if err := p.e.roomForContexts("pool "+p.name, limits); err != nil {
 		return err
 	}
-	defer p.lower()
+	defer p.reportUse()
 	return p.e.command(nil, func(client uint64) core.Command {
 		return core.ChangePool{Client: client, ID: p.name, Quotas: merged, Limits: limits}
 	})

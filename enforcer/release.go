@@ -72,8 +72,8 @@ func (s *slice) retire() {
 	killpoint.Pass("release.marked")
 }
 
-// close closes the ledger of a retired slice, by core's operation op, and notes what its processes hold.
-func (s *slice) close(op uint64) {
+// close closes the ledger of a retired slice, and notes what its processes hold.
+func (s *slice) close() {
 	s.mu.Lock()
 	was := s.quota.State
 	closes := s.quota.Ledger != nil && (was == api.Active || was == api.Expired)
@@ -87,7 +87,7 @@ func (s *slice) close(op uint64) {
 	s.quota.State = api.Released
 	s.mu.Unlock()
 	s.denyNative()
-	s.remains = core.Used{Generation: s.generation, Op: op, Bytes: s.remainder(was, s.e.book.Has(s.holder, false))}
+	s.remains = core.Used{Generation: s.generation, Op: s.op, Bytes: s.remainder(was, s.e.book.Has(s.holder, false))}
 	killpoint.Pass("release.closed")
 	s.mu.Lock()
 	s.closeFiles()
@@ -112,7 +112,7 @@ func (s *slice) tellReleased(event api.Event) core.Fact {
 func (s *slice) fail() {
 	s.setLimited(false) // the driver is given no limits that the store does not know
 	s.retire()
-	s.close(0)
+	s.close()
 	s.e.count(func(c Counter) { c.Released(causeFailed) })
 	if !s.e.vacate(s) {
 		s.e.forget(s)

@@ -94,7 +94,8 @@ func (e *Enforcer) restore() error {
 	e.reopenPools(pools, released)
 	for s, r := range alive {
 		// A slice that cannot be served must not stop the others.
-		if err := e.findLedger(s, r); err != nil {
+		err := e.findLedger(s, r)
+		if s.recount(); err != nil {
 			s.untaken(err)
 		} else {
 			s.takeUp(r)
@@ -250,9 +251,6 @@ func (e *Enforcer) findLedger(s *slice, r store.Slice) error {
 	}
 	if len(s.quota.Devices) == 0 { // it began without driver truth, and its quotas were granted all the same
 		s.quota.Devices = s.foresee()
-		s.mu.Lock()
-		s.recommit()
-		s.mu.Unlock()
 	}
 	if s.quota.Stored {
 		if err := s.lost(); err != nil {

@@ -53,9 +53,7 @@ func (e *Enforcer) reopenPools(loaded []*pool, released []store.Slice) {
 			p.untaken(err)
 			e.ends.Go(p.noteDamage)
 		}
-		p.mu.Lock()
-		p.lowered = e.book.Set(p.holder, p.account(), p.quota.InUse())
-		p.mu.Unlock()
+		p.recount()
 		p.turn.Give()
 		killpoint.Pass("restore.pool")
 	}

@@ -65,7 +65,7 @@ func (s *slice) set(r api.ChangeRequest) error {
 		return c
 	})
 	if c.Quotas != nil {
-		s.lower()
+		s.reportUse()
 		s.followNative()
 		killpoint.Pass("set.done")
 	}
@@ -106,22 +106,6 @@ func (s *slice) wants(r api.ChangeRequest) (c core.Change, err error) {
 	c.Limits = s.quota.Limits()
 	maps.Copy(c.Limits, wants)
 	return c, nil
-}
-
-// lower has core count what the slice's limits allow, and no less than its processes hold beyond them.
-func (s *slice) lower() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lowerNow()
-}
-
-// lowerNow is lower with mu held.
-func (s *slice) lowerNow() {
-	var left core.Bytes
-	if s.isAway() {
-		left = s.left()
-	}
-	s.lowered = s.e.book.Lower(s.holder, left, s.quota.InUse())
 }
 
 // unchangeable returns why the slice, or its quotas, cannot be changed. Called with mu held.

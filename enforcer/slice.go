@@ -50,6 +50,7 @@ type slice struct {
 	server  *attach.Server
 
 	closing  bool      // it is being released: no process can attach
+	op       uint64    // of core's last operation on its ledger or memory
 	remains  core.Used // what its processes hold, once it is released
 	unstored error     // its release is not in the store yet
 	executed bool      // processes that called execve are being searched for (exec.go)
@@ -69,7 +70,6 @@ type slice struct {
 	rec     core.Record         // as stored, but for the limits, which the quota has, and the residence, which suspension has
 	totals  map[[16]byte]uint64 // bytes of the devices that its processes named
 	changed []string            // devices with another limit, to be told
-	lowered bool                // a quota is below the used bytes, which admission still counts
 	ending  bool                // this enforcer is ending it
 
 	overstayed string // the reason if it was ended before its deadline
@@ -214,6 +214,14 @@ func (s *slice) Ending(l *quota.Lane) {
 
 // check compares the page with the enforcer's own copy.
 func (s *slice) check() {
+	if s.verify() && s.turn.TryTake() { // else at the next check
+		s.reportUse()
+		s.turn.Give()
+	}
+}
+
+// verify does what check does without the turn, and reports whether core has to be told what the processes hold.
+func (s *slice) verify() (tell bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reportRejected()
@@ -221,20 +229,18 @@ func (s *slice) check() {
 	case api.Active:
 		if err := s.quota.Verify(); err != nil {
 			s.quota.Damage(err)
-			return
+			return false
 		}
 		for _, p := range s.pools {
 			p.reconcile(s)
 		}
 	case api.Expired: // nothing can be charged any more
 	default:
-		return
-	}
-	if s.lowered {
-		s.lowerNow()
+		return false
 	}
 	s.reportCounts()
 	s.checkNeeds()
+	return s.beyond()
 }
 
 // running reports whether the slice has a living process, or stays without one. Of a session only the first process is checked.

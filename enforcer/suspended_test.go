@@ -28,17 +28,46 @@ func (h *host) suspended(truth *fakeTruth, id string, quota, bytes uint64) *proc
 	return p
 }
 
-// Bytes beyond a lowered quota count until they are released, also over a suspension.
+// Bytes beyond a lowered quota count until they are released, also over a suspension, during each step of which the ledger is checked.
 func TestLoweredQuotaOfAResumedSliceCountsOnceItsMemoryIsReleased(t *testing.T) {
-	h, truth, _ := movers(t)
+	h, truth, f := movers(t)
 	p, _ := h.session("a", on(gpu0, 60*gib))
 	p.uses().takes(truth, 50*gib)
 	must.Get(h.Change(t.Context(), "a", api.ChangeRequest{Quotas: []api.Quota{on(gpu0, 10*gib)}}))(t)
+	f.beforeEach(func(checkpoint.Action, int) { truth.comparisons(t, 3) })
 	must.Do(t, h.suspend("a"))
 	must.Do(t, h.resume("a"))
 	must.Equal(t, h.granted(t), 50*gib, "granted after the return")
+	truth.set(gpu0, p.pid(), 5*gib)
 	p.must("release 0 %d", 45*gib)
 	eventually(t, "its quota counts again", func() bool { return h.granted(t) == 10*gib })
+}
+
+// Others would be granted what its processes hold.
+func TestLoweredQuotasCountForTheMemoryInUseAfterARestart(t *testing.T) {
+	for _, of := range []string{"slice", "pool"} {
+		t.Run(of, func(t *testing.T) {
+			h, _ := newTruthHost(t)
+			lowered := []api.Quota{on(gpu0, 10*gib)}
+			var p *proc
+			if of == "slice" {
+				p, _ = h.session("a", on(gpu0, 60*gib))
+				p.uses().must("charge 0 %d", 50*gib)
+				must.Get(h.Change(t.Context(), "a", api.ChangeRequest{Quotas: lowered}))(t)
+			} else {
+				h.pool("team", on(gpu0, 60*gib))
+				p = h.member("a", "team")
+				p.uses().must("charge 0 %d", 50*gib)
+				must.Get(h.SetPool(t.Context(), "team", api.PoolRequest{Quotas: lowered}))(t)
+			}
+			h.restart()
+			must.Equal(t, h.granted(t), 50*gib, "granted after the restart")
+			p.must("release 0 %d", 20*gib)
+			eventually(t, "released memory counts no longer", func() bool { return h.granted(t) == 30*gib })
+			p.must("release 0 %d", 25*gib)
+			eventually(t, "its quota counts again", func() bool { return h.granted(t) == 10*gib })
+		})
+	}
 }
 
 // Its processes could not be restored any more.

@@ -52,7 +52,8 @@ func (s *slice) setSuspension(to *store.Suspension) {
 	s.turnGate()
 }
 
-// storePlace notes a residence for core. The durable states of a move are stored by the move itself (move.go).
+// storePlace notes for core the residence and the bytes beyond the limits. The durable states of a move are stored by the move itself (move.go), and the
+// bytes are in the ledger (recount).
 func (s *slice) storePlace(r *core.Record) error {
 	s.mu.Lock()
 	now := s.suspension

@@ -57,16 +57,10 @@ func (b *Book) Enter(h *Holder, r core.Record, pools ...*Holder) (generation uin
 	return generation
 }
 
-// Set notes the record of a restored holder and the bytes in use, and reports whether some of them are beyond its limits.
-func (b *Book) Set(h *Holder, r core.Record, used core.Bytes) (more bool) {
-	b.Do(func(a *core.Accounts) { more = a.Set(h, r, used) })
-	return more
-}
-
-// Lower notes the bytes left on devices and in use, and reports whether the holder still counts for more than its limits.
-func (b *Book) Lower(h *Holder, left, used core.Bytes) (more bool) {
-	b.Do(func(a *core.Accounts) { more = a.Lower(h, left, used) })
-	return more
+// Set notes the record of a restored holder, and returns the Op with which core.Used reports what the holder holds.
+func (b *Book) Set(h *Holder, r core.Record) (op uint64) {
+	b.Do(func(a *core.Accounts) { op = a.Set(h, r) })
+	return op
 }
 
 // Has returns the bytes that a holder counts for, by device; with pools, those of a slice's pools, too.

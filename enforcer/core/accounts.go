@@ -11,8 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Accounts is a Core for a caller that restores holders by itself (Enter, Set), reports what they hold (Lower), and chooses when slices are evicted
-// (Observe, Victims). It is not safe for use by several goroutines.
+// Accounts is a Core for a caller that restores holders by itself (Enter, Set), and chooses when slices are evicted (Observe, Victims). It is not safe for use by several goroutines.
 type Accounts struct{ Core }
 
 // NewAccounts returns Accounts without holders.
@@ -66,53 +65,14 @@ func (a *Accounts) newHolder(who *refusal.Holder, r Record, pools []*refusal.Hol
 	return h
 }
 
-// Set notes the record of a restored holder, of which no command or fact is under way. used has the bytes that its processes hold. Those beyond its limits
-// count until Lower finds them released. It reports whether there are any.
-func (a *Accounts) Set(who *refusal.Holder, r Record, used Bytes) (more bool) {
+// Set notes the record of a restored holder, of which no command or fact is under way. It returns the Op with which Used reports what the holder holds.
+func (a *Accounts) Set(who *refusal.Holder, r Record) (op uint64) {
 	h := a.of[who]
-	if h == nil {
-		return false
-	}
-	had := a.had(h)
-	r.Generation, r.UID, r.Kept = h.Generation, h.UID, h.Kept
-	h.Record = r
-	return a.hold(h, r.Left, had, used)
-}
-
-// Lower notes the bytes that a slice has left on devices, and those that a holder's processes hold. It reports whether the holder still counts for more
-// than its limits.
-func (a *Accounts) Lower(who *refusal.Holder, left, used Bytes) (more bool) {
-	if h := a.of[who]; h != nil && h.Phase != Lingering {
-		return a.hold(h, left, a.had(h), used)
-	}
-	return false
-}
-
-// had returns what a holder counts for, or a pool once a member is on its devices.
-func (a *Accounts) had(h *holder) Bytes {
-	if h.Kind == Pool {
-		return a.poolPresent(h)
-	}
-	return h.counted
-}
-
-// hold has a holder count for the bytes in use, of those that it had.
-func (a *Accounts) hold(h *holder, left, had, used Bytes) (more bool) {
-	held := smaller(had, used)
-	switch h.Residence {
-	case Away:
-		h.Left = maps.Clone(left)
-		if h.Left == nil {
-			h.Left = make(Bytes)
-		}
-		h.Left.raise(held)
-		more = len(h.Left) > 0
-	default:
-		maps.DeleteFunc(held, func(uuid string, n uint64) bool { return n <= min(h.Limits[uuid], a.total(uuid)) })
-		h.Kept, more = held, len(held) > 0
-	}
+	r.Generation, r.UID = h.Generation, h.UID
+	a.ops++
+	h.Record, h.page = r, a.ops
 	a.count(h)
-	return more
+	return h.page
 }
 
 // Has returns the bytes that a holder counts for; with pools, those of a slice's pools, too.

@@ -49,7 +49,7 @@ type Store struct {
 	Ref
 	Op     uint64
 	Record Record
-	Place  bool // the memory is about to be moved, or was
+	Place  bool // only the residence changes, or what counts beyond the limits (Kept, Left)
 }
 
 // Forget deletes the record of a generation, if there is one. Answered by Stored.

@@ -351,8 +351,11 @@ func (w *world) checkAtRest() {
 			}
 		}
 		beyond := h.Kept
-		if h.Phase == Lingering || h.Residence == Away {
+		switch {
+		case h.Phase == Lingering || h.Residence == Away:
 			beyond = h.Left
+		case h.Residence == Returning: // what is on the host counts, too
+			beyond = nil
 		}
 		for uuid, n := range beyond {
 			if h.page != 0 && n > w.used(p)[uuid] {

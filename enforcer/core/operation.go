@@ -29,7 +29,7 @@ type operation struct {
 	err    error  // with this
 	must   bool   // it has happened, so its write is repeated until it succeeds
 	forget bool   // the record is deleted; next means nothing
-	place  bool   // it changes the residence, or what is left on devices
+	place  bool   // it changes only the residence, or what counts beyond the limits
 	move   bool   // once next is stored, the memory is moved
 	busy   bool   // a call that does not end does not prevent the move
 	stay   Bytes  // so much of each device may stay

@@ -79,6 +79,8 @@ func (c *Core) handle(h *holder) {
 		next.Asked = max(c.now, 1)
 	default:
 		next.Kept, next.Left = c.lowered(h)
+		c.start(h, operation{next: next, must: true, place: true})
+		return
 	}
 	c.must(h, next)
 }
@@ -91,12 +93,15 @@ func (c *grants) lowers(h *holder) bool {
 
 // lowered returns Kept and Left according to the reported use.
 func (c *grants) lowered(h *holder) (kept, left Bytes) {
-	if h.Phase == Lingering || h.Residence == Away {
-		return h.Kept, smaller(h.Left, h.used)
+	kept, left = h.Kept, h.Left
+	switch {
+	case h.Phase == Lingering || h.Residence == Away:
+		left = smaller(h.Left, h.used)
+	case h.Residence == Resident: // else a part is on the host, and comes back
+		kept = smaller(h.Kept, h.used)
+		maps.DeleteFunc(kept, func(uuid string, n uint64) bool { return n <= min(h.Limits[uuid], c.total(uuid)) })
 	}
-	kept = smaller(h.Kept, h.used)
-	maps.DeleteFunc(kept, func(uuid string, n uint64) bool { return n <= min(h.Limits[uuid], c.total(uuid)) })
-	return kept, h.Left
+	return kept, left
 }
 
 // smaller returns the smaller sizes, without those that are 0.

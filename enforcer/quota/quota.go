@@ -256,6 +256,18 @@ func (q *Quota) InUse() map[string]uint64 {
 	return used
 }
 
+// Beyond returns the bytes in use on each device where they exceed a lowered limit: at most the highest limit that was ever in force, since processes
+// can write to the ledger. There are none without a ledger.
+func (q *Quota) Beyond() map[string]uint64 {
+	beyond := make(map[string]uint64)
+	for i, d := range q.Devices {
+		if used := min(q.Used(i), d.HighestLimit()); used > d.Granted() {
+			beyond[d.Name] = used
+		}
+	}
+	return beyond
+}
+
 // SetExcess makes lane 0 hold the bytes that processes hold beyond their lanes on a device. It charges unverified bytes up to the limit.
 func (q *Quota) SetExcess(index int, known, unverified uint64) {
 	d := q.Devices[index]
