@@ -98,7 +98,7 @@ func (s *slice) reportUse() {
 	used, beyond := s.holds(), s.beyond()
 	s.mu.Unlock()
 	if beyond {
-		s.e.note(core.Used{Generation: s.generation, Op: s.op, Bytes: used})
+		s.e.note(s, core.Used{Generation: s.generation, Op: s.op, Bytes: used})
 	}
 }
 
@@ -255,11 +255,13 @@ func (e *Enforcer) admit(s *slice, limit *admission.User) error {
 	if err := s.roomForContexts(s.quota.Devices); err != nil {
 		return err
 	}
-	register := func(client uint64) core.Command {
-		return core.Register{Client: client, Slice: s.account(), Holder: s.holder, User: limit, Grant: s.request.ByGrant}
+	register := core.Register{Slice: s.account(), Holder: s.holder, User: limit, Grant: s.request.ByGrant, Stay: true}
+	ask := func(client uint64) core.Command {
+		register.Client = client
+		return register
 	}
-	if r := e.ask(s, register); !errors.Is(r.Err, api.ErrQuotaExceeded) {
-		return r.Err
+	if err := e.ask(s, ask); !errors.Is(err, api.ErrQuotaExceeded) {
+		return err
 	}
 	for _, other := range e.all() {
 		// Reading the cgroups of thousands of living slices would take too long.
@@ -272,7 +274,8 @@ func (e *Enforcer) admit(s *slice, limit *admission.User) error {
 			e.clearReleased(other)
 		}
 	}
-	return e.command(s, register)
+	register.Stay = false
+	return e.command(s, ask)
 }
 
 // roomForContexts rejects a quota too small for a context. Called before the slice is registered, or in its turn.

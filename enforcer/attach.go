@@ -275,7 +275,7 @@ func (s *slice) addDevice(raw [16]byte, total uint64) (uint32, error) {
 	}
 	s.totals[raw] = total
 	s.mu.Unlock()
-	err = s.e.command(nil, func(client uint64) core.Command {
+	err = s.e.command(s, func(client uint64) core.Command {
 		return core.UseDevice{Client: client, ID: s.id(), Device: uuid.String(), Bytes: limit}
 	})
 	if errors.Is(err, api.ErrQuotaExceeded) { // the device is in the ledger, with a limit of 0

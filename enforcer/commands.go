@@ -4,16 +4,31 @@ package enforcer
 
 import (
 	"github.com/gpuslice/gpuslice/enforcer/core"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// This file has package core carry out commands: core decides, slices and pools carry out its effects one after the other, and the facts that answer them go
-// back to core.
+// This file has package core carry out commands: core decides, slices and pools carry out its effects, and the facts that answer them go back to core. The
+// effects of a slice or pool lie on its desk until an owner of its turn carries them out: the goroutine that waits for the answer to a command, or
+// one that takes the turn for them.
 
 // adapter is a slice or a pool that carries out effects.
 type adapter interface {
-	// carryOut returns the fact that answers an effect; nil if none does. It holds no lock.
+	// carryOut returns the fact that answers an effect; nil if none does. It is called in the adapter's turn, and holds no lock.
 	carryOut(core.Effect) core.Fact
+	atDesk() *desk
 }
+
+// desk has the effects that a slice or pool is to carry out, in their order. The book guards effects and expected.
+type desk struct {
+	turn     *guard.Turn
+	effects  []core.Effect
+	expected bool          // a goroutine waits for the turn to carry them out
+	bell     chan struct{} // has a value once there are more
+}
+
+func newDesk() desk { return desk{turn: guard.NewTurn(), bell: make(chan struct{}, 1)} }
+
+func (d *desk) atDesk() *desk { return d }
 
 // calls has the commands that core has not answered, and the adapters. Guarded by the book.
 type calls struct {
@@ -24,75 +39,109 @@ type calls struct {
 
 // call is a command without an answer.
 type call struct {
-	made   adapter // by the command
-	answer chan core.Reply
+	of     adapter
+	answer chan error
 }
 
-// command carries out a command, and returns its error. Slices are evicted for a grant that has no room.
-func (e *Enforcer) command(made adapter, cmd func(client uint64) core.Command) error {
-	r := e.ask(made, cmd)
-	return e.evictFor(r.Err, r.Lacks, false)
+// command has core carry out a command on a slice or pool, and returns its error. The caller has the turn of that. Slices may be evicted for it.
+func (e *Enforcer) command(of adapter, cmd func(client uint64) core.Command) error {
+	e.observeAll()
+	return e.ask(of, cmd)
 }
 
-// ask carries out a command, and returns core's answer. The caller has the turn of the command's holder; made is what the command makes, nil if nothing.
-func (e *Enforcer) ask(made adapter, cmd func(client uint64) core.Command) core.Reply {
-	c := &call{made, make(chan core.Reply, 1)}
-	e.carryOut(func(a *core.Accounts) {
+// ask is command without a look at what elastic slices have done until now.
+func (e *Enforcer) ask(of adapter, cmd func(client uint64) core.Command) error {
+	c := &call{of, make(chan error, 1)}
+	e.consult(of, func(a *core.Accounts) {
 		e.calls.last++
 		e.calls.of[e.calls.last] = c
 		a.Do(cmd(e.calls.last))
 	})
-	return <-c.answer
-}
-
-// note has core take a fact.
-func (e *Enforcer) note(f core.Fact) { e.carryOut(func(a *core.Accounts) { a.Note(f) }) }
-
-// carryOut calls begin, and carries out the effects that follow until there are no more.
-func (e *Enforcer) carryOut(begin func(*core.Accounts)) {
-	var effects []core.Effect
-	take := func(f func(*core.Accounts)) {
-		e.book.Do(func(a *core.Accounts) {
-			a.At(e.now())
-			f(a)
-			effects = append(effects, a.Take()...)
-		})
-	}
-	for take(begin); len(effects) > 0; {
-		x := effects[0]
-		effects = effects[1:]
-		if r, is := x.(core.Reply); is {
-			e.answer(r)
-		} else if h := e.holderOf(x); h != nil {
-			if f := h.carryOut(x); f != nil {
-				take(func(a *core.Accounts) { a.Note(f) })
-			}
+	for {
+		e.work(of)
+		select {
+		case err := <-c.answer:
+			e.work(of) // what came with the answer
+			return err
+		case <-of.atDesk().bell:
 		}
 	}
 }
 
-func (e *Enforcer) answer(r core.Reply) {
-	e.book.Do(func(*core.Accounts) {
-		e.calls.of[r.Client].answer <- r
-		delete(e.calls.of, r.Client)
+// note has core take a fact about a slice or pool, and carries out what follows. The caller has the turn of that.
+func (e *Enforcer) note(about adapter, f core.Fact) {
+	e.consult(about, func(a *core.Accounts) { a.Note(f) })
+	e.work(about)
+}
+
+// consult calls f, and puts the effects that follow on the desks of their slices and pools. The caller carries out those of the first one, in its turn; nil is none.
+func (e *Enforcer) consult(first adapter, f func(*core.Accounts)) {
+	e.book.Do(func(a *core.Accounts) {
+		a.At(e.now())
+		f(a)
+		for _, x := range a.Take() {
+			if r, is := x.(core.Reply); is {
+				e.calls.of[r.Client].answer <- r.Err
+				delete(e.calls.of, r.Client)
+				continue
+			}
+			h := e.calls.holderOf(x)
+			if h == nil {
+				continue
+			}
+			d := h.atDesk()
+			d.effects = append(d.effects, x)
+			select {
+			case d.bell <- struct{}{}:
+			default:
+			}
+			if h != first && !d.expected {
+				d.expected = true
+				e.ends.Go(func() { e.workInTurn(h) })
+			}
+		}
 	})
+}
+
+// workInTurn takes the turn of a slice or pool, and carries out the effects on its desk.
+func (e *Enforcer) workInTurn(h adapter) {
+	d := h.atDesk()
+	d.turn.Wait()
+	defer d.turn.Give()
+	e.book.Do(func(*core.Accounts) { d.expected = false })
+	e.work(h)
+}
+
+// work carries out the effects on a slice's or pool's desk. The caller has the turn of that.
+func (e *Enforcer) work(h adapter) {
+	for d := h.atDesk(); ; {
+		var x core.Effect
+		e.book.Do(func(*core.Accounts) {
+			if len(d.effects) > 0 {
+				x, d.effects = d.effects[0], d.effects[1:]
+			}
+		})
+		if x == nil {
+			return
+		}
+		if f := h.carryOut(x); f != nil {
+			e.consult(h, func(a *core.Accounts) { a.Note(f) })
+		}
+	}
 }
 
 // holderOf returns the slice or pool of an effect; nil if core no longer has it.
-func (e *Enforcer) holderOf(x core.Effect) (h adapter) {
-	e.book.Do(func(*core.Accounts) {
-		switch x := x.(type) {
-		case core.Make:
-			e.calls.holders[x.Generation] = e.calls.of[x.Client].made
-		case core.HangUp:
-			defer delete(e.calls.holders, x.Generation)
-		case core.Emit:
-			h = e.calls.holders[x.Ref.Generation]
-			return
-		}
-		h = e.calls.holders[x.Key()]
-	})
-	return h
+func (c *calls) holderOf(x core.Effect) adapter {
+	key := x.Key()
+	switch x := x.(type) {
+	case core.Make:
+		c.holders[key] = c.of[x.Client].of
+	case core.HangUp:
+		defer delete(c.holders, key)
+	case core.Emit:
+		key = x.Ref.Generation
+	}
+	return c.holders[key]
 }
 
 // know has a slice or pool carry out the effects of its generation.

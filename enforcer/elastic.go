@@ -3,31 +3,25 @@
 package enforcer
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/core"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 )
 
-// This file decides which elastic slices are on the devices, and which in host memory. A slice's memory is moved as a whole (package mover). Its processes
-// pass a gate at each driver call (interceptor/gate.h): they count calls under way in their lanes, and while the gate is shut they wait and request
-// the slice's return. The gate is shut exactly while the slice is suspended, or on the way.
+// This file has core know what the processes of elastic slices do; core decides which slices are on the devices, and which in host memory. A slice's memory
+// is moved as a whole (move.go). Its processes pass a gate at each driver call (interceptor/gate.h): they count calls under way in their lanes,
+// and while the gate is shut they wait and request the slice's return. The gate is shut exactly while the slice is suspended, or on the way.
 //
 // An elastic slice begins evicted and empty. While it is resident all its quotas count in admission, so the memory on a device never exceeds its
 // capacity. If a returning slice finds no room, others are evicted: lower priorities first, then the longest idle. A slice stays for MinResident after
 // its last call. A slice that is never idle can be evicted after Quantum, if its priority is not higher; a call that does not end then waits
-// in the driver, and counts as a request for the return. One slice at a time returns to each device. Once a waiter has waited for Quantum, none
-// behind it returns to its devices: otherwise smaller slices would take each part of its room when that becomes free.
+// in the driver, and counts as a request for the return. Once a waiter has waited for Quantum, none behind it returns to its devices: otherwise
+// smaller slices would take each part of its room when that becomes free.
 
 // Elastic is the configuration of elastic slices.
 type Elastic struct {
@@ -40,15 +34,11 @@ type Elastic struct {
 	HostMemory  uint64        // bytes of all evicted slices and of what others keep for the next move; 0 is all that the host has
 }
 
-const (
-	// elasticPace is the time between checks for waiting slices. roundLasts is the least time between two rounds on a device. In a round each waiter is
-	// tried once, however often it requests its return.
-	elasticPace = 20 * time.Millisecond
-	roundLasts  = 200 * time.Millisecond
+// elasticPace is the time between looks at what elastic slices have done.
+const elasticPace = 20 * time.Millisecond
 
-	// restedAfter is a number of quanta. After that time without a call, a slice returns before those of its priority that made calls.
-	restedAfter = 10
-)
+// obstacleLasts is the time before another attempt to evict a slice that could not be moved. Tests shorten it.
+var obstacleLasts = 10 * time.Second
 
 // returnPatience limits the wait of one request. It is shorter than the process's timeout, ASK_SECONDS in attach_client.h. Tests shorten it.
 var returnPatience = 3 * time.Second
@@ -56,23 +46,10 @@ var returnPatience = 3 * time.Second
 // evicted maps the states of a suspension to those of an elastic slice.
 var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspended: api.Evicted, api.Resuming: api.Returning}
 
-// residency is the state of an elastic slice. Guarded by the slice's mu.
+// residency is what the host knows of an elastic slice; core has its turns. Guarded by the slice's mu.
 type residency struct {
-	returned time.Time     // time of its last return to its devices
-	back     chan struct{} // closed at its return; nil while it is on its devices
-	waits    time.Time     // when a process began to wait for the return; zero if none waits
-	asked    time.Time     // when a process last requested it; a waiting process repeats the request
-	waited   time.Duration // sum of earlier waits
-	rested   bool          // it made no call for restedAfter before it began to wait
-	collects bool          // it has waited for a quantum, and the devices are kept for it until there is room
-
-	calls  uint64    // number made by its processes, when last read
-	active time.Time // when it was last seen to make one
-
-	evictions  uint64
-	obstacle   string
-	obstructed time.Time // when that was found last
-	stuck      time.Time // last failure to move what it has left on the devices
+	back  chan struct{} // closed at its return; nil while it is on its devices
+	calls uint64        // number made by its processes, when last read
 }
 
 // beElastic initializes an elastic slice. Called before the slice is registered.
@@ -80,8 +57,7 @@ func (s *slice) beElastic() {
 	if !s.request.Elastic {
 		return
 	}
-	now := time.Now()
-	s.residency = &residency{returned: now, active: now}
+	s.residency = new(residency)
 	if s.suspension != nil {
 		s.residency.back, s.residency.calls = make(chan struct{}), math.MaxUint64 // the number of earlier calls is unknown
 	}
@@ -97,24 +73,14 @@ func (s *slice) turnGate() {
 	if s.quota.Ledger != nil {
 		s.quota.Ledger.SetAway(away)
 	}
-	switch now := time.Now(); {
+	switch {
 	case away && r.back == nil:
 		r.back = make(chan struct{})
 		r.calls, _ = s.gated() // later calls wait at the gate
 		s.e.gates.Ring()
 	case !away && r.back != nil:
 		close(r.back)
-		r.back, r.returned, r.active = nil, now, now
-		if !r.waits.IsZero() {
-			r.waited, r.waits = r.waited+now.Sub(r.waits), time.Time{}
-		}
-	}
-}
-
-// want notes that a process waits.
-func (r *residency) want(now time.Time, quantum time.Duration) {
-	if r.asked = now; r.waits.IsZero() {
-		r.waits, r.rested, r.collects = now, now.Sub(r.active) >= restedAfter*quantum, false
+		r.back = nil
 	}
 }
 
@@ -127,9 +93,8 @@ func (s *slice) awaitReturn() error {
 		return err
 	}
 	back := r.back
-	r.want(time.Now(), s.e.options.Elastic.Quantum)
 	s.mu.Unlock()
-	s.e.gates.Ring()
+	s.e.consult(nil, func(a *core.Accounts) { a.Do(core.AskReturn{ID: s.id()}) })
 	select {
 	case <-back:
 		return nil
@@ -147,162 +112,36 @@ func (s *slice) attend(gates *ledger.Gates) {
 	}
 }
 
-// returning has the devices to which a slice is being returned, and when the present round began on each.
-type returning struct {
-	rounds map[string]time.Time
-
-	mu  guard.Mutex[guard.Leaf] // guards has
-	has map[string]bool
-}
-
-// begin takes all of the devices, or none if one is taken.
-func (r *returning) begin(devices map[string]uint64) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for uuid := range devices {
-		if r.has[uuid] {
-			return false
-		}
-	}
-	for uuid := range devices {
-		r.has[uuid] = true
-	}
-	return true
-}
-
-func (r *returning) end(devices map[string]uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for uuid := range devices {
-		delete(r.has, uuid)
-	}
-}
-
-// runElastic moves elastic slices until ctx ends.
+// runElastic has core know what elastic slices do until ctx ends.
 func (e *Enforcer) runElastic(ctx context.Context) {
-	r := &returning{rounds: make(map[string]time.Time), has: make(map[string]bool)}
-	var moves sync.WaitGroup
-	defer moves.Wait()
 	defer context.AfterFunc(ctx, e.gates.Ring)()
 	// A slice that is idle for MinResident is to be found soon after.
 	period := max(elasticPace, min(e.options.Interval, e.options.Elastic.MinResident/2))
 	for ctx.Err() == nil {
-		all := e.elasticOnes()
-		now := time.Now()
 		e.gates.Reset()
-		for _, s := range all {
-			s.attend(&e.gates) // before observe: a request is seen there, or ends the wait
-			s.observe(now)
+		for _, s := range e.elasticOnes() {
+			s.attend(&e.gates) // before observeAll: a request is seen there, or ends the wait
 		}
-		for _, w := range r.round(unclaimed(waiting(all), all), now) {
-			if !r.begin(w.devices) {
-				continue
-			}
-			moves.Go(func() {
-				e.bringBack(ctx, w)
-				r.end(w.devices)
-				e.gates.Ring() // for the next one
-			})
-		}
+		e.observeAll()
 		time.Sleep(elasticPace)
 		e.gates.Wait(period, elasticPace)
 	}
 }
 
-func (e *Enforcer) elasticOnes() (all []*slice) {
-	for _, s := range e.all() {
-		if s.residency != nil {
-			all = append(all, s)
-		}
+// observeAll has core know what elastic slices have done until now. Core returns those that wait, and evicts others for them. One goroutine observes at a
+// time: a call that another has seen and not told core yet would be missed.
+func (e *Enforcer) observeAll() {
+	all := e.elasticOnes()
+	if len(all) == 0 || !e.movesElastic() {
+		return
 	}
-	return all
-}
-
-// waiter is a slice with a waiting process.
-type waiter struct {
-	*slice
-	since    time.Time
-	tried    time.Time // when there was no room for it last
-	rested   bool
-	collects bool
-	devices  map[string]uint64 // that it needs, or its pools
-	round    time.Time         // when the round in which it is tried began
-}
-
-// waiting returns the waiters by priority, then the rested ones, then by waiting time.
-func waiting(all []*slice) (wait []waiter) {
+	e.observing.Wait()
+	defer e.observing.Give()
+	acts := make([]core.Activity, 0, len(all))
 	for _, s := range all {
-		s.mu.Lock()
-		r, may := s.residency, s.suspension != nil && s.suspension.Evicted && s.quota.State == api.Active
-		if may && r.back != nil && !r.waits.IsZero() {
-			w := waiter{slice: s, since: r.waits, tried: r.obstructed, rested: r.rested, collects: r.collects, devices: s.quota.Commitment()}
-			s.e.book.Do(func(a *core.Accounts) { maps.Copy(w.devices, a.Needs(s.holder)) })
-			wait = append(wait, w)
-		}
-		s.mu.Unlock()
+		acts = append(acts, s.observe())
 	}
-	first := map[bool]int{true: -1}
-	slices.SortFunc(wait, func(a, b waiter) int {
-		return cmp.Or(cmp.Compare(b.request.Priority, a.request.Priority), first[a.rested]-first[b.rested], a.since.Compare(b.since))
-	})
-	return wait
-}
-
-// unclaimed returns the waiters without those that need a device that is kept for an earlier one. An earlier one keeps its devices if it collects
-// room, or if a slice is being ended for it.
-func unclaimed(wait []waiter, all []*slice) (may []waiter) {
-	ending, claimed := make(map[string]bool), make(map[string]bool)
-	for _, s := range all {
-		s.mu.Lock()
-		if s.overstayed != "" {
-			for uuid := range s.quota.Commitment() {
-				ending[uuid] = true
-			}
-		}
-		s.mu.Unlock()
-	}
-	for _, w := range wait {
-		free := true
-		for uuid := range w.devices {
-			free = free && !claimed[uuid]
-		}
-		if free {
-			may = append(may, w)
-		}
-		for uuid := range w.devices {
-			claimed[uuid] = claimed[uuid] || ending[uuid] || w.collects
-		}
-	}
-	return may
-}
-
-// round returns the waiters that have not been tried in the present round on one of their devices. The next round begins after roundLasts, once all are
-// tried that waited when this one began. So in each round the first of them has the first choice.
-func (r *returning) round(wait []waiter, now time.Time) (try []waiter) {
-	goesOn := make(map[string]bool)
-	for _, w := range wait {
-		for uuid := range w.devices {
-			began := r.rounds[uuid]
-			goesOn[uuid] = goesOn[uuid] || w.tried.Before(began) && w.since.Before(began)
-		}
-	}
-	for _, w := range wait {
-		if len(w.devices) == 0 && now.Sub(w.tried) >= roundLasts { // other members of its pool are on the devices
-			w.round = now
-		}
-		for uuid := range w.devices {
-			if !goesOn[uuid] && now.Sub(r.rounds[uuid]) >= roundLasts {
-				r.rounds[uuid] = now
-			}
-			if began := r.rounds[uuid]; w.tried.Before(began) && began.After(w.round) {
-				w.round = began
-			}
-		}
-		if !w.round.IsZero() {
-			try = append(try, w)
-		}
-	}
-	return try
+	e.consult(nil, func(a *core.Accounts) { a.Observe(acts) })
 }
 
 // gated returns the numbers of calls that the slice's processes have made, and that are under way. Called with mu held.
@@ -318,98 +157,25 @@ func (s *slice) gated() (made, underWay uint64) {
 	return made, underWay
 }
 
-// observe notes whether the slice's processes have made calls since the last time, or are in one. For an evicted slice either is a request for its
+// observe reports whether the slice's processes have made calls since the last time, or are in one. For an evicted slice either is a request for its
 // return: a process at the gate counts a call with each request.
-func (s *slice) observe(now time.Time) {
+func (s *slice) observe() core.Activity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.quota.State != api.Active || s.quota.Ledger == nil {
-		return
+	act := core.Activity{Holder: s.holder, Fixed: s.quota.State != api.Active}
+	if act.Fixed || s.quota.Ledger == nil {
+		return act
 	}
 	made, underWay := s.gated()
 	r := s.residency
-	switch {
-	case r.back == nil && (made > r.calls || underWay > 0):
-		r.active = now
-	case r.back != nil && (made > r.calls || underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending):
-		r.want(now, s.e.options.Elastic.Quantum)
-	case now.Sub(r.asked) > 3*returnPatience:
-		r.waits = time.Time{}
+	switch calls := made > r.calls; {
+	case r.back == nil:
+		act.Active = calls || underWay > 0
+	default:
+		act.Asks = calls || underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending
 	}
 	r.calls = made // less than before if a process has ended
-}
-
-// bringBack returns a slice to its devices for a waiting process, and evicts others if that makes room. For all waiters of a round the same slices are
-// idle: those at its beginning.
-func (e *Enforcer) bringBack(ctx context.Context, waiter waiter) {
-	s := waiter.slice
-	s.collects(false)
-	for {
-		err := e.tryReturn(s)
-		var full *api.Error
-		if !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded || ctx.Err() != nil {
-			s.obstruct(err)
-			return
-		}
-		w := want{Want: s.wantOn(full.Device), at: waiter.round, refusal: full, device: true}
-		w.Busy = true
-		victims, _ := e.choose(w, false)
-		if len(victims) == 0 {
-			s.collects(s.mayCollect(w))
-			s.obstruct(err)
-			return
-		}
-		e.evictAll(victims)
-	}
-}
-
-// mayCollect reports whether the slice has waited for a quantum, and there would be room for it if the quantum of all others were over.
-func (s *slice) mayCollect(w want) bool {
-	s.mu.Lock()
-	since := s.residency.waits
-	s.mu.Unlock()
-	if since.IsZero() || time.Since(since) < s.e.options.Elastic.Quantum {
-		return false
-	}
-	_, enough := s.e.victims(w, 0)
-	return enough
-}
-
-// collects sets whether the room of the slice's devices is kept for it.
-func (s *slice) collects(now bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.residency.collects = now
-}
-
-func (e *Enforcer) tryReturn(s *slice) error {
-	if !e.waitFor(s) {
-		return nil
-	}
-	defer s.turn.Give()
-	s.mu.Lock()
-	none := s.suspension == nil || !s.suspension.Evicted // it is back, or stays suspended
-	s.mu.Unlock()
-	if none {
-		return nil
-	}
-	return s.resume()
-}
-
-// obstruct notes why the slice could not be moved; nil if it was.
-func (s *slice) obstruct(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r := s.residency
-	if err == nil || errors.Is(err, ErrClosed) {
-		r.obstacle, r.obstructed = "", time.Time{}
-		return
-	}
-	if said := err.Error(); said != r.obstacle {
-		r.obstacle = said
-		s.log.Info("elastic slice not moved", "why", said)
-	}
-	r.obstructed = time.Now()
+	return act
 }
 
 func (e *Enforcer) movesElastic() bool { return e.whyNotElastic() == "" }
@@ -425,27 +191,23 @@ func (e *Enforcer) whyNotElastic() string {
 	return ""
 }
 
-// wantOn returns the request for room with which the slice can return, after a refusal on a device.
-func (s *slice) wantOn(device string) (w *core.Want) {
-	limit := s.userLimit()
-	s.e.book.Do(func(a *core.Accounts) { w = a.WantOn(s.holder, device, limit) })
-	return w
-}
-
 // showElastic fills in the elastic part of a slice. Called with mu held.
 func (s *slice) showElastic(shown *api.Slice) {
-	r := s.residency
-	if r == nil {
+	if s.residency == nil {
 		return
 	}
-	now := time.Now()
-	e := &api.Elastic{Priority: s.request.Priority, Evictions: r.evictions, Waited: r.waited, Obstacle: r.obstacle}
-	if r.back != nil && !r.waits.IsZero() {
-		since := r.waits.UTC()
-		e.Waits, e.Waited = &since, e.Waited+now.Sub(since)
+	var w core.Waiting
+	s.e.book.Do(func(a *core.Accounts) {
+		a.At(s.e.now())
+		w = a.Waiting(s.holder)
+	})
+	e := &api.Elastic{Priority: s.request.Priority, Evictions: w.Evictions, Waited: w.Waited, Obstacle: w.Obstacle}
+	if w.Since != 0 {
+		since := time.Now().UTC().Add(w.Since - s.e.now())
+		e.Waits = &since
 	}
 	if s.quota.State == api.Active {
-		e.Idle = max(0, now.Sub(r.active))
+		e.Idle = max(0, w.Idle)
 	}
 	shown.Elastic = e
 }

@@ -38,11 +38,11 @@ func TestASliceWaitsForRoomThatTheDeviceDoesNotHave(t *testing.T) {
 }
 
 func TestImmovableSliceStaysResident(t *testing.T) {
+	t.Cleanup(enforcer.ForgetObstacles())
 	h, truth, f := elastics(t, quick)
 	a, b := h.elastic("a", 60*gib, 0), h.elastic("b", 60*gib, 0)
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
-	enforcer.ForgetObstacles(h.Enforcer)
 	eventually(t, "a stays, whenever its eviction is tried", func() bool {
 		b.expect(statusAway, "return")
 		s := h.see("a")
@@ -69,6 +69,7 @@ func TestSliceThatBlocksOthersBeyondPatienceExpires(t *testing.T) {
 		ends       bool
 	}{"by managed memory": {ends: true}, "for want of host memory": {hostMemory: gib}} {
 		t.Run(name, func(t *testing.T) {
+			t.Cleanup(enforcer.ForgetObstacles())
 			o := quick
 			o.Patience, o.HostMemory = time.Nanosecond, c.hostMemory
 			h, truth, f := elastics(t, o)
@@ -77,14 +78,12 @@ func TestSliceThatBlocksOthersBeyondPatienceExpires(t *testing.T) {
 			f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
 			if !c.ends {
 				for range 3 {
-					enforcer.ForgetObstacles(h.Enforcer)
 					b.expect(statusAway, "return")
 				}
 				h.becomes("a", api.Active)
 				return
 			}
 			await.That(t, "b returns, once the SIGTERM has ended a", func() bool {
-				enforcer.ForgetObstacles(h.Enforcer)
 				return b.ask("return") != statusAway
 			})
 			expired := h.told(api.EventExpired)
@@ -96,18 +95,19 @@ func TestSliceThatBlocksOthersBeyondPatienceExpires(t *testing.T) {
 }
 
 func TestWaitersKeepTheirOrderWhenABlockingSliceExpires(t *testing.T) {
+	t.Cleanup(enforcer.ForgetObstacles())
 	o := quick
 	o.Patience = time.Nanosecond
 	h, truth, f := elastics(t, o)
-	clock := &clock{at: time.Hour}
-	h.with(func(o *enforcer.Options) { o.Clock, o.Grace = clock.now, grace })
+	clock, begun := &clock{at: time.Hour}, time.Now()
+	h.with(func(o *enforcer.Options) {
+		o.Clock, o.Grace = func() time.Duration { return clock.now() + time.Since(begun) }, grace
+	})
 	a, b, c := h.elastic("a", 40*gib, 0), h.elastic("b", 60*gib, 0), h.elastic("c", 30*gib, 0)
 	a.works(truth, gib)
 	f.fail(checkpoint.Checkpoint, a.pid(), checkpoint.ResultNotSupported)
 	must.Do(t, a.cmd.Process.Signal(syscall.SIGSTOP)) // it does not exit at SIGTERM
 	eventually(t, "a is ended", func() bool {
-		enforcer.ForgetObstacles(h.Enforcer)
-		clock.pass(time.Millisecond)
 		b.expect(statusAway, "return")
 		return len(h.told(api.EventExpired)) == 1
 	})

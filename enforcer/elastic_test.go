@@ -230,25 +230,32 @@ func TestALargeSliceGetsItsTurnBesideSmallOnes(t *testing.T) {
 	h.elastic("big", 80*gib, 0).returns()
 }
 
-func TestWaitersReturnByPriorityThenRest(t *testing.T) {
-	for first, priority := range map[string]int{"rested": 0, "higher": 1} {
-		h, truth, _ := elastics(t, quick)
-		a, b, c := h.elastic("a", 60*gib, 0).works(truth, gib), h.elastic("b", 60*gib, 0), h.elastic(first, 60*gib, priority)
-		a.expect("ok 1", "enter")
-		b.expect(statusAway, "return")
-		if first == "rested" {
-			h.HasRested(first)
-		}
-		c.expect(statusAway, "return") // b has waited for longer
-		a.must("leave")
-		c.returns()
-		b.returns()
-		var returned []string
-		for _, e := range h.told(api.EventReturned) {
-			returned = append(returned, e.Slice)
-		}
-		must.Equal(t, strings.Join(returned, " "), "a "+first+" b", "order of the returns")
+func TestWaitersReturnByPriority(t *testing.T) {
+	h, truth, _ := elastics(t, quick)
+	a, b, c := h.elastic("a", 60*gib, 0).works(truth, gib), h.elastic("b", 60*gib, 0), h.elastic("c", 60*gib, 1)
+	a.expect("ok 1", "enter")
+	b.expect(statusAway, "return")
+	c.expect(statusAway, "return") // b has waited for longer
+	a.must("leave")
+	c.returns()
+	b.returns()
+	var returned []string
+	for _, e := range h.told(api.EventReturned) {
+		returned = append(returned, e.Slice)
 	}
+	must.Equal(t, strings.Join(returned, " "), "a c b", "order of the returns")
+}
+
+// Another operation on the slice may be under way.
+func TestAnEvictionWaitsForTheSlicesTurn(t *testing.T) {
+	h, truth, f := elastics(t, quick)
+	a, b := h.elastic("a", 60*gib, 0).works(truth, gib), h.elastic("b", 60*gib, 0)
+	release := h.HoldTurns("a")
+	b.expect(statusAway, "return")
+	await.Quiet(t, "a is moved", 3*quick.MinResident, func() bool { return f.states()[a.pid()] != checkpoint.Running })
+	release()
+	b.returns()
+	h.becomes("a", api.Evicted)
 }
 
 func TestTheLowestPriorityGoesFirst(t *testing.T) {
@@ -283,22 +290,6 @@ func TestRegistrationEvictsIdleElasticSlices(t *testing.T) {
 	truth.set(gpu0, p.pid(), 0)
 	p.kill()
 	a.returns()
-}
-
-// Two slices ask at once. The room that was made for the first is enough for the second.
-func TestNoEvictionOnceThereIsRoom(t *testing.T) {
-	h, truth, _ := elastics(t, quick)
-	a, b := h.elastic("a", 20*gib, 0).works(truth, gib), h.elastic("b", 20*gib, 0).works(truth, gib)
-	must.Do(t, h.suspend("a"))
-	time.Sleep(2 * quick.MinResident)
-	refused := &api.Error{Code: api.CodeQuotaExceeded, Device: gpu0, Requested: 20 * gib, Limit: 80 * gib, Current: 70 * gib}
-	refusedWith(t, h.EvictFor("a", refused), api.CodeBusy, "try again")
-	await.Quiet(t, "b is evicted", quick.MinResident, func() bool {
-		s := h.see("b")
-		return s.State != api.Active || s.Elastic.Evictions != 0
-	})
-	a.expect("away", "enter")
-	b.expect("ok 1", "enter")
 }
 
 // Creating or enlarging a pool or slice evicts an idle slice when that makes enough room.

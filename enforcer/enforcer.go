@@ -32,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/durable"
 	"github.com/gpuslice/gpuslice/enforcer/event"
+	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/history"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/mover"
@@ -122,7 +123,7 @@ type Enforcer struct {
 	now       func() time.Duration // since boot
 	leases    chan struct{}        // a deadline may be earlier than before
 	mover     *mover.Mover
-	evictions *evictions
+	observing *guard.Turn  // observeAll
 	ending    atomic.Bool  // moves under way are left to the next enforcer
 	gates     ledger.Gates // of evicted slices
 
@@ -166,7 +167,7 @@ func New(options Options) (*Enforcer, error) {
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
 	e.calls.of, e.calls.holders = make(map[uint64]*call), make(map[uint64]adapter)
-	e.now, e.leases, e.evictions = options.Clock, make(chan struct{}, 1), newEvictions()
+	e.now, e.leases, e.observing = options.Clock, make(chan struct{}, 1), guard.NewTurn()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
@@ -216,9 +217,10 @@ func (e *Enforcer) open() error {
 	e.mover = e.newMover()
 	elastic := &e.options.Elastic
 	e.book = admission.New(core.Config{
-		Limits: e.options.Admission, Devices: e.truth.Sizes(), MaxTTL: e.options.MaxTTL, HostEvicts: true,
-		Elastic: core.Elastic{MaxPriority: elastic.MaxPriority, Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum, Patience: elastic.Patience},
+		Limits: e.options.Admission, Devices: e.truth.Sizes(), MaxTTL: e.options.MaxTTL,
+		Elastic: core.Elastic{MaxPriority: elastic.MaxPriority, Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum, Asking: 3 * returnPatience, Obstacle: obstacleLasts, Patience: elastic.Patience},
 	})
+	e.book.Do(func(a *core.Accounts) { a.At(e.now()) }) // when restored slices count as active
 	if err := e.openNative(); err != nil {
 		return err
 	}

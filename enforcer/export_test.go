@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
@@ -219,20 +220,21 @@ func LosePatience() (restore func()) {
 	return func() { moveLimits = was }
 }
 
-// ForgetObstacles lets the enforcer retry evictions that failed at once.
-func ForgetObstacles(e *Enforcer) {
-	for _, s := range e.elasticOnes() {
-		s.obstruct(nil)
-	}
+// Idle returns for how long an elastic slice has been idle, by all calls that its processes have made.
+func (e *Enforcer) Idle(id string) (idle time.Duration) {
+	e.observeAll()
+	e.book.Do(func(a *core.Accounts) {
+		a.At(e.now())
+		idle = a.Waiting(e.find(id).holder).Idle
+	})
+	return idle
 }
 
-// Idle returns for how long an elastic slice has been idle, by all calls that its processes have made.
-func (e *Enforcer) Idle(id string) time.Duration {
-	s, now := e.find(id), time.Now()
-	s.observe(now)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return now.Sub(s.residency.active)
+// ForgetObstacles has enforcers retry failed evictions soon.
+func ForgetObstacles() (restore func()) {
+	was := obstacleLasts
+	obstacleLasts = 100 * time.Millisecond
+	return func() { obstacleLasts = was }
 }
 
 // HoldHosting takes the turn for requests for host memory, and returns the function that gives it back.
@@ -262,16 +264,4 @@ func (e *Enforcer) LedgerOf(id string, pid int) (*os.File, uint32) {
 		panic(err)
 	}
 	return file, s.quota.Of(pid).Number
-}
-
-func (e *Enforcer) EvictFor(id string, refused error) error {
-	return e.evictFor(refused, e.find(id).wantOn(""), false)
-}
-
-// HasRested has a slice have made no call for so long that it comes before those that had a turn since.
-func (e *Enforcer) HasRested(id string) {
-	s := e.find(id)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.residency.active = time.Now().Add(-2 * restedAfter * e.options.Elastic.Quantum)
 }

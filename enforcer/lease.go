@@ -127,7 +127,7 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 	killpoint.Pass("expire.asked")
 	if e.waitFor(s) {
 		defer s.turn.Give()
-		e.note(core.Signalled{Generation: s.generation})
+		e.note(s, core.Signalled{Generation: s.generation})
 		killpoint.Pass("expire.noted")
 	}
 	return cmp.Or(asked(), e.now())
@@ -157,7 +157,8 @@ func (e *Enforcer) expire(s *slice) bool {
 		return false
 	}
 	defer s.turn.Give()
-	e.carryOut(func(a *core.Accounts) { a.CheckTime(s.generation) })
+	e.consult(s, func(a *core.Accounts) { a.CheckTime(s.generation) })
+	e.work(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rec.Phase == core.Expiring

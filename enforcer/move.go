@@ -3,8 +3,11 @@
 package enforcer
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/gpuslice/gpuslice/api"
@@ -17,6 +20,11 @@ import (
 )
 
 // This file suspends and resumes slices: it stores a state, has package mover move the memory, and stores the next state.
+
+const drainPace = time.Millisecond
+
+// drainPatience limits the wait for calls under way when the gate is shut. A call may depend on another thread that the gate stops. Tests shorten it.
+var drainPatience = 5 * time.Second
 
 // Suspend moves the device memory of all processes of a slice to host memory, or of none and returns why. Other slices can use the room. An
 // elastic slice, too, then stays suspended until Resume.
@@ -31,6 +39,7 @@ func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 // are evicted for it.
 func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
+		e.observeAll()
 		err := s.resume()
 		full := new(api.Error)
 		if s.residency == nil || !errors.As(err, &full) || full.Code != api.CodeQuotaExceeded {
@@ -38,7 +47,7 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 		}
 		said := *full
 		said.Message += "; it comes back when there is room and one of its processes asks"
-		return e.evictFor(&said, s.wantOn(full.Device), true)
+		return &said
 	})
 }
 
@@ -56,7 +65,7 @@ func (s *slice) command(cmd func(client uint64) core.Command) error {
 	if err != nil {
 		return err
 	}
-	return s.e.ask(nil, cmd).Err
+	return s.e.ask(s, cmd)
 }
 
 func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {
@@ -78,22 +87,34 @@ func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error)
 func (s *slice) carryOutMove(effect core.Effect) core.Fact {
 	var m core.Moved
 	was := s.rec.Residence
+	s.mu.Lock()
+	m.Err = s.unchangeable(false) // its ledger may be damaged
+	s.mu.Unlock()
 	switch x := effect.(type) {
 	case core.MoveOut:
-		if m.Op = x.Op; was == core.Away {
+		switch m.Op = x.Op; {
+		case m.Err != nil && was != core.Away:
+			s.setSuspension(nil)
+		case m.Err != nil:
+		case was == core.Away:
 			m.Err = s.leaveLess(x.Stay)
-		} else {
+		default:
 			m.Err = s.suspendAll(x.Stay, x.Busy)
 		}
 	case core.MoveIn:
-		m.Op, m.Err = x.Op, s.resumeAll()
+		if m.Op = x.Op; m.Err == nil {
+			m.Err = s.resumeAll()
+		}
 	}
 	s.op = m.Op
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if was == core.Away && m.Err != nil && s.isAway() {
+	switch {
+	case m.Err == nil:
+	case was == core.Away:
 		s.log.Error("rest of the slice's memory not moved", "why", m.Err)
-		s.residency.stuck = time.Now() // an elastic slice: no other has a rest moved
+	case s.residency != nil:
+		s.log.Info("elastic slice not moved", "why", m.Err)
 	}
 	m.Stuck = errors.As(m.Err, new(mover.Unmovable))
 	switch {
@@ -283,6 +304,74 @@ func (s *slice) stayPartly(m *mover.Move, why error) error {
 		s.setSuspension(now) // the next enforcer reads the states from the driver, whatever is stored
 	}
 	return errors.Join(why, err)
+}
+
+// endForOthers ends an elastic slice that keeps others from a device.
+func (s *slice) endForOthers(why string) {
+	s.mu.Lock()
+	before, ttl := s.overstayed, s.rec.TTL
+	s.overstayed = cmp.Or(before, why)
+	s.mu.Unlock()
+	s.e.book.Do(func(a *core.Accounts) { a.Overstay(s.generation, why) })
+	if before != "" {
+		return
+	}
+	s.log.Warn("elastic slice ended: it cannot be moved", "why", why)
+	s.tell(api.Event{Kind: api.EventExpired, TTL: ttl, Cause: why})
+	s.e.checkLeases()
+}
+
+// boundMove limits a starting move of an elastic slice's processes to Elastic.Patience and the time of a sound move. After that it ends the slice
+// and kills its processes, since others wait for the device. Each call on a process returns when the process exits.
+func (s *slice) boundMove(m *mover.Move) (stop func()) {
+	patience := s.e.options.Elastic.Patience
+	if s.residency == nil || patience == 0 {
+		return func() {}
+	}
+	bytes, most := m.Longest()
+	most += patience
+	timer := time.AfterFunc(most, func() {
+		s.endForOthers(fmt.Sprintf("its move took longer than %s (patience in [elastic], plus the longest time for %s)", most, api.FormatSize(bytes)))
+		for _, p := range m.Handles() {
+			if s.group.MaySignal(p.PID) {
+				s.group.Signal(p, syscall.SIGKILL)
+			}
+		}
+	})
+	return func() { timer.Stop() }
+}
+
+// drain waits until no process of the slice is in a call of the driver that it counts; the gate is shut. For a busy slice it waits at most
+// drainPatience. The driver's checkpoint waits for the other calls.
+func (s *slice) drain(busy bool) error {
+	deadline := time.Now().Add(drainPatience)
+	for said := time.Now(); ; time.Sleep(drainPace) {
+		pid := s.inCall()
+		switch late := time.Now().After(deadline); {
+		case pid == 0, late && busy:
+			return nil
+		case late:
+			return mover.Unmovable{Err: api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)}
+		case s.e.ending.Load():
+			return ErrClosed
+		}
+		if now := time.Now(); now.Sub(said) > time.Second {
+			s.turn.GoesOn()
+			said = now
+		}
+	}
+}
+
+// inCall returns a process of the slice that is in a call of the driver, by its own count; 0 if there is none.
+func (s *slice) inCall() (pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.quota.Lanes() {
+		if s.quota.Ledger.Gated(l.Number).UnderWay > 0 && l.Process.Alive() {
+			return l.Process.PID
+		}
+	}
+	return 0
 }
 
 // moverOptions may change the options of package mover in tests.

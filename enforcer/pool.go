@@ -37,8 +37,7 @@ type pool struct {
 
 	generation uint64 // set before others know the pool
 
-	// turn orders changes of the pool: its quotas, devices and end. It is taken after a member's.
-	turn *guard.Turn
+	desk // its turn orders changes of the pool: its quotas, devices and end. It is taken after a member's
 
 	mu      guard.Mutex[guard.Pool] // taken after a slice's
 	members map[*slice]struct{}     // until they are cleared away
@@ -61,7 +60,7 @@ type shares struct {
 
 func (e *Enforcer) newPool(name string, created time.Time, asked api.PoolRequest) *pool {
 	p := &pool{
-		e: e, log: lines.Bound(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, turn: guard.NewTurn(),
+		e: e, log: lines.Bound(e.log.With("pool", name)), name: name, created: created, asked: asked, quotas: asked.Quotas, desk: newDesk(),
 		holder:  &admission.Holder{Name: "pool " + name, Pool: name, Tenant: asked.Tenant, Private: asked.ByGrant},
 		members: make(map[*slice]struct{}), shares: make(map[*quota.Device]*shares), totals: make(map[[16]byte]uint64),
 	}
@@ -106,7 +105,7 @@ func (p *pool) reportUse() {
 	used, kept := p.quota.InUse(), p.kept && p.quota.State == api.Active
 	p.mu.Unlock()
 	if kept {
-		p.e.note(core.Used{Generation: p.generation, Op: p.op, Bytes: used})
+		p.e.note(p, core.Used{Generation: p.generation, Op: p.op, Bytes: used})
 	}
 }
 
@@ -184,7 +183,7 @@ func (p *pool) addDevice(uuid driver.UUID, total uint64) error {
 	p.mu.Lock()
 	p.totals[uuid.Raw] = total
 	p.mu.Unlock()
-	err = p.e.command(nil, func(client uint64) core.Command {
+	err = p.e.command(p, func(client uint64) core.Command {
 		return core.UseDevice{Client: client, Kind: core.Pool, ID: p.name, Device: uuid.String(), Bytes: limit}
 	})
 	if errors.Is(err, api.ErrQuotaExceeded) { // the device is in the ledger, with a limit of 0
@@ -221,7 +220,7 @@ func (p *pool) noteDamage() {
 	gone, why := p.quota.State == quota.Left, p.quota.Reason
 	p.mu.Unlock()
 	if !gone {
-		p.e.note(core.Tampered{Generation: p.generation, Why: why})
+		p.e.note(p, core.Tampered{Generation: p.generation, Why: why})
 	}
 }
 

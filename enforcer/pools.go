@@ -118,7 +118,7 @@ func (p *pool) set(quotas []api.Quota) error {
 		return err
 	}
 	defer p.reportUse()
-	return p.e.command(nil, func(client uint64) core.Command {
+	return p.e.command(p, func(client uint64) core.Command {
 		return core.ChangePool{Client: client, ID: p.name, Quotas: merged, Limits: limits}
 	})
 }
@@ -181,7 +181,7 @@ func (e *Enforcer) DeletePool(ctx context.Context, name string) (api.Pool, error
 	case shown.ProcessCount > 0:
 		return api.Pool{}, api.Errorf(api.CodeRunning, "processes of slices that were released are still in pool %s (%d): end them first", name, shown.ProcessCount)
 	}
-	err = e.command(nil, func(client uint64) core.Command { return core.DeletePool{Client: client, ID: name} })
+	err = e.ask(p, func(client uint64) core.Command { return core.DeletePool{Client: client, ID: name} })
 	if err != nil {
 		return api.Pool{}, err
 	}

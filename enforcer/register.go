@@ -15,7 +15,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/devices"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/members"
@@ -108,7 +107,7 @@ func (e *Enforcer) newSlice(ctx context.Context, r api.RegisterRequest) (*slice,
 	log := its.log.With("slice", r.ID)
 	s := &slice{
 		e: e, log: log, pace: its.pace, group: e.newGroup(&r, init.Start, log), request: r, holder: newHolder(&r), created: time.Now().UTC(),
-		turn: guard.NewTurn(), generation: e.nextGeneration(),
+		desk: newDesk(), generation: e.nextGeneration(),
 	}
 	s.rec = s.newRecord(0)
 	for _, name := range r.Pools {

@@ -20,6 +20,7 @@ type registry struct {
 
 	mu       guard.Mutex[guard.Registry] // guards all below
 	slices   map[string]*slice           // by id
+	elastic  map[*slice]struct{}         // those of slices that are elastic
 	pools    map[string]*pool            // by name
 	released map[*slice]struct{}         // those with living processes
 
@@ -30,7 +31,7 @@ type registry struct {
 
 func newRegistry() registry {
 	return registry{
-		slices: make(map[string]*slice), pools: make(map[string]*pool), released: make(map[*slice]struct{}),
+		slices: make(map[string]*slice), elastic: make(map[*slice]struct{}), pools: make(map[string]*pool), released: make(map[*slice]struct{}),
 		ids: make(map[string]*slice), places: make(map[cgroup.Path]*slice),
 	}
 }
@@ -55,6 +56,13 @@ func (r *registry) all() []*slice {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.AppendSeq(make([]*slice, 0, len(r.slices)), maps.Values(r.slices))
+}
+
+// elasticOnes returns the registered elastic slices, in no order.
+func (r *registry) elasticOnes() []*slice {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.elastic))
 }
 
 // allReleased returns the released slices with processes.
@@ -186,6 +194,9 @@ func (r *registry) enter(s *slice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.slices[s.id()] = s
+	if s.residency != nil {
+		r.elastic[s] = struct{}{}
+	}
 	r.members.Add(s.group)
 	r.drop(s)
 }
@@ -196,6 +207,7 @@ func (r *registry) strike(s *slice) {
 	if r.slices[s.id()] == s {
 		delete(r.slices, s.id())
 	}
+	delete(r.elastic, s)
 	r.members.Remove(s.group)
 }
 

@@ -48,10 +48,10 @@ func (e *Enforcer) Release(ctx context.Context, id string, generation uint64, fo
 // release ends a slice in steps, any of which can be the last: a restart continues there. The slice ends though that cannot be written. Called in the
 // slice's turn.
 func (e *Enforcer) release(s *slice, cause string) error {
-	r := e.ask(nil, func(client uint64) core.Command {
+	err := e.ask(s, func(client uint64) core.Command {
 		return core.Release{Client: client, ID: s.id(), Generation: s.generation, Cause: cause, Force: true, NoneHosted: true}
 	})
-	return errors.Join(r.Err, s.unstored)
+	return errors.Join(err, s.unstored)
 }
 
 // retire stores that the slice is released.
@@ -170,7 +170,7 @@ func (s *slice) clear() {
 // clearOnceEmpty clears a released slice if its processes have exited. Called in its turn.
 func (e *Enforcer) clearOnceEmpty(s *slice) {
 	if s.vacates() {
-		e.note(core.Empty{Generation: s.generation})
+		e.note(s, core.Empty{Generation: s.generation})
 	}
 }
 

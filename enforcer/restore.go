@@ -13,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/cgroup"
 	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/driver"
-	"github.com/gpuslice/gpuslice/enforcer/guard"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/ledger"
 	"github.com/gpuslice/gpuslice/enforcer/process"
@@ -140,7 +139,7 @@ func (e *Enforcer) revive(r store.Slice) *slice {
 	log := its.log.With("slice", r.Request.ID)
 	s := &slice{
 		e: e, log: log, pace: its.pace, group: e.newGroup(&r.Request, r.InitStart, log), request: r.Request, holder: newHolder(&r.Request), generation: r.Generation,
-		created: r.Created, dir: r.Dir, turn: guard.NewTurn(),
+		created: r.Created, dir: r.Dir, desk: newDesk(),
 	}
 	if s.rec, s.rec.Asked = s.newRecord(r.Deadline), r.Asked; r.Expired {
 		s.rec.Phase = core.Expiring

@@ -60,7 +60,7 @@ func (s *slice) set(r api.ChangeRequest) error {
 	if s.request.Elastic {
 		c.User = s.userLimit()
 	}
-	err = s.e.command(nil, func(client uint64) core.Command {
+	err = s.e.command(s, func(client uint64) core.Command {
 		c.Client = client
 		return c
 	})

@@ -131,7 +131,7 @@ func (e *Enforcer) Devices(ctx context.Context) ([]api.Device, error) {
 // GivenDevices is Devices without the memory in use. It never waits.
 func (e *Enforcer) GivenDevices(context.Context) ([]api.Device, error) {
 	shown := []api.Device{}
-	e.observeAll(time.Now())
+	e.observeAll()
 	index := make(map[[16]byte]int)
 	if e.truth != nil {
 		for _, g := range e.truth.All() {

@@ -39,9 +39,9 @@ type slice struct {
 	pools      []*pool // its pools: no two have a device in common
 	memory     *mover.Slice
 
-	// turn orders changes of the slice: registering, devices, quotas, time to live, joining, releasing. Its record and the driver's limits change
-	// in the turn only.
-	turn *guard.Turn
+	// Its turn orders changes of the slice: registering, devices, quotas, time to live, joining, moves, releasing. Its record and the driver's limits
+	// change in the turn only.
+	desk
 
 	mu      guard.Mutex[guard.Slice]
 	quota   *quota.Quota

@@ -33,10 +33,7 @@ func newBook(l Limits) *book {
 	return with(core.Config{Limits: l, Devices: []Device{{UUID: gpu0, Shown: "0 (GPU-0)", Total: 80 * gib}, {UUID: gpu1, Shown: "1 (GPU-1)", Total: 80 * gib}}, Elastic: core.Elastic{Overcommit: 1000}})
 }
 
-func with(c core.Config) *book {
-	c.HostEvicts = true
-	return &book{Book: New(c)}
-}
+func with(c core.Config) *book { return &book{Book: New(c)} }
 
 // id is the id of a holder's slice, or the name of its pool.
 func id(h *Holder) string { return fmt.Sprintf("%s-%p", h.Name, h) }

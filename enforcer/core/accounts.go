@@ -7,11 +7,10 @@ import (
 	"math"
 	"time"
 
-	"github.com/gpuslice/gpuslice/api"
 	"github.com/gpuslice/gpuslice/enforcer/admission/refusal"
 )
 
-// Accounts is a Core for a caller that restores holders by itself (Enter, Set), and chooses when slices are evicted (Observe, Victims). It is not safe for use by several goroutines.
+// Accounts is a Core for a caller that restores holders by itself (Enter, Set), and reports what slices do all at a time (Observe). It is not safe for use by several goroutines.
 type Accounts struct{ Core }
 
 // NewAccounts returns Accounts without holders.
@@ -19,24 +18,6 @@ func NewAccounts(config Config) *Accounts {
 	a := new(Accounts)
 	a.grants, a.awaited = newGrants(config), make(map[uint64]*holder)
 	return a
-}
-
-// Want is a grant that a holder lacks, on all devices.
-type Want struct {
-	Holder   *refusal.Holder
-	Bytes    Bytes
-	Quotas   []api.Quota   // of a session, where the devices are unknown
-	User     *refusal.User // with the limit that applies; nil if there is none
-	Priority int
-	Busy     bool // slices that are not idle may be evicted for it, too
-}
-
-func (w *want) exported() *Want {
-	return &Want{Holder: w.h.who, Bytes: w.bytes, Quotas: w.quotas, User: w.user, Priority: w.priority, Busy: w.busy}
-}
-
-func (a *Accounts) want(w *Want) want {
-	return want{h: a.find(w.Holder), bytes: w.Bytes, quotas: w.Quotas, user: w.User, priority: w.Priority, busy: w.Busy}
 }
 
 // find returns a holder, which may be unknown.
@@ -58,7 +39,7 @@ func (a *Accounts) newHolder(who *refusal.Holder, r Record, pools []*refusal.Hol
 	if r.UID = who.UID; r.Generation == 0 {
 		r.Generation = a.nextGeneration()
 	}
-	h := &holder{Record: r, who: who}
+	h := &holder{Record: r, who: who, active: a.now, returned: a.now}
 	for _, p := range pools {
 		h.pools = append(h.pools, a.of[p])
 	}
@@ -87,86 +68,52 @@ func (a *Accounts) Has(who *refusal.Holder, pools bool) Bytes {
 	return has
 }
 
-// Needs returns the bytes that a slice's return takes from others, or its pools' if none of their members is on its devices.
-func (a *Accounts) Needs(who *refusal.Holder) Bytes {
-	bytes := make(Bytes)
-	for _, w := range a.wantsToReturn(a.find(who)) {
-		maps.Copy(bytes, w.bytes)
-	}
-	return bytes
-}
-
-// WantOn returns the grant for a slice's return that lacks room on a device.
-func (a *Accounts) WantOn(who *refusal.Holder, uuid string, user *refusal.User) *Want {
-	h := a.find(who)
-	w := want{h: h, bytes: a.present(&h.Record), quotas: h.Quotas, user: user, priority: h.Priority}
-	if p := h.poolOn(uuid); p != nil {
-		w = want{h: p, bytes: a.poolPresent(p), quotas: p.Quotas, priority: h.Priority}
-	}
-	return w.exported()
-}
-
 // IsAway reports whether all members of an elastic pool are off their devices.
 func (a *Accounts) IsAway(who *refusal.Holder) bool { return a.isAway(a.find(who)) }
 
-// Activity is what is known of an elastic slice's calls and moves: times since boot, 0 is never.
+// Activity is what an elastic slice's processes have done since it was observed last.
 type Activity struct {
-	Active, Returned  time.Duration // when it made a call, and came back
-	Obstructed, Stuck time.Duration // when a move failed, and when the move of the rest did
-	Fixed             bool          // it is being moved, or its state forbids that
+	Holder *refusal.Holder
+	Active bool // they called the driver, or are in a call
+	Asks   bool // one waits for the slice's return
+	Fixed  bool // its state forbids moves
 }
 
-// Observe notes the time since boot, and the activity of slices.
-func (a *Accounts) Observe(now time.Duration, all map[*refusal.Holder]Activity) {
-	a.now = now
-	for who, act := range all {
-		if h := a.of[who]; h != nil {
-			h.active, h.returned, h.moveFailedAt, h.restFailedAt, h.immovable = act.Active, act.Returned, act.Obstructed, act.Stuck, act.Fixed
+// Observe notes what elastic slices have done until now, and returns the slices that wait and have room.
+func (a *Accounts) Observe(all []Activity) {
+	for _, act := range all {
+		h := a.of[act.Holder]
+		if h == nil {
+			continue
+		}
+		if h.immovable = act.Fixed; act.Active {
+			h.active = a.now
+		}
+		if act.Asks {
+			a.askReturn(h.ID)
 		}
 	}
+	a.serveAgain = true
+	a.serveWaiters()
 }
 
-// Victim is a slice to evict, or the members of an elastic pool.
-type Victim struct {
-	Slices []*refusal.Holder
-	Away   bool  // they are in host memory, and move what they left on devices
-	Busy   bool  // they are not idle
-	Stay   Bytes // that they may leave on devices
+// Waiting is what users see of an elastic slice's turns.
+type Waiting struct {
+	Evictions uint64
+	Since     time.Duration // since boot: a process waits since then; 0 if none does
+	Waited    time.Duration // in all
+	Idle      time.Duration // since the last call
+	Obstacle  string        // why the last move failed, or the return is not possible yet
 }
 
-// Victims returns the slices to evict for a want, and whether evicting is enough. No victims and enough means that there is room for it. lacks are
-// bytes of a device that it lacks though they are granted to nobody.
-func (a *Accounts) Victims(of *Want, quantum time.Duration, device string, lacks uint64) (victims []Victim, enough bool) {
-	w := a.want(of)
-	candidates := a.candidates(w, quantum)
-	chosen, enough := a.chooseUnits(w, candidates)
-	if !enough {
-		return nil, false
+// Waiting returns what is known of an elastic slice's turns.
+func (a *Accounts) Waiting(who *refusal.Holder) Waiting {
+	h := a.find(who)
+	w := Waiting{Evictions: h.evictions, Since: h.waitingSince, Waited: h.waited, Idle: a.now - h.active, Obstacle: h.moveFailure}
+	if w.Since != 0 {
+		w.Waited += a.now - w.Since
 	}
-	for i, u := range chosen {
-		stay := Bytes{}
-		if i == len(chosen)-1 {
-			stay = a.bytesToStay(w, u.h, chosen[:i])
-		}
-		victims = append(victims, u.victim(stay))
-	}
-	if len(victims) > 0 || lacks == 0 {
-		return victims, true
-	}
-	for _, u := range candidates {
-		if n := u.h.counted[device]; n > 0 && lacks > 0 {
-			victims, lacks = append(victims, u.victim(Bytes{})), lacks-min(lacks, n)
-		}
-	}
-	return victims, lacks == 0
-}
-
-func (u *unit) victim(stay Bytes) Victim {
-	v := Victim{Away: u.away, Busy: u.busy, Stay: stay}
-	for _, h := range u.slices {
-		v.Slices = append(v.Slices, h.who)
-	}
-	return v
+	return w
 }
 
 // Idle returns the bytes of a device that resident elastic slices and pools count for which made no call for a time.

@@ -26,6 +26,7 @@ type Register struct {
 	Holder *refusal.Holder // names the slice in errors; nil: its ID, or the record's Name
 	User   *refusal.User   // the limit of the session's user; nil is none
 	Grant  bool            // private pools are allowed: a grant names them
+	Stay   bool            // no slice is evicted for it
 }
 
 // Change gives a slice other limits, another time to live, or both. The reply comes when they are stored and no charge beyond the new limits can

@@ -44,9 +44,7 @@ type Config struct {
 	Devices []refusal.Device // nil without driver truth: nothing is refused for what others have
 	MaxTTL  time.Duration    // of a slice; 0 is unlimited
 	Grace   time.Duration    // from SIGTERM to SIGKILL
-	// HostEvicts means that the host evicts slices for a refused grant, which is in Reply.Lacks; core evicts none for it.
-	HostEvicts bool
-	Elastic    Elastic
+	Elastic Elastic
 }
 
 // Elastic has the operator's settings for elastic slices.
@@ -55,6 +53,8 @@ type Elastic struct {
 	Overcommit  uint64        // thousandths of a device that elastic slices may be promised together
 	MinResident time.Duration // a slice is not idle for so long after a call
 	Quantum     time.Duration // one that is not idle stays for so long after its return
+	Asking      time.Duration // for which a slice counts as waiting after its last AskReturn
+	Obstacle    time.Duration // before another attempt to evict a slice that could not be moved
 	Patience    time.Duration // a slice that cannot be moved for so long, while others wait, is ended; 0 is never
 	MaxPriority int           // of a slice that is no session
 }
@@ -88,7 +88,10 @@ type holder struct {
 	waitingSince, lastAsked    time.Duration // the first AskReturn since its eviction, and the last; waitingSince is 0 if no process waits
 	rested                     bool          // at waitingSince it had made no call for restedAfter quanta
 	moveFailedAt, restFailedAt time.Duration // the last failed move, and the last failed move of Left; 0 is never
-	immovable                  bool          // it cannot be moved now (Activity.Fixed)
+	immovable                  bool          // its state forbids moves (Activity.Fixed)
+	evictions                  uint64
+	waited                     time.Duration // for all returns so far
+	lacks                      Bytes         // that its devices lacked at the last try to return it, though they are granted to nobody
 	blockedSince               time.Duration // since then its own processes have prevented its move; 0 if they do not
 	moveFailure                string        // why the last move failed, or the return is not possible yet
 }
@@ -125,7 +128,6 @@ type operations struct {
 	retries []*holder          // whose write is repeated at the next Tick
 	ops     uint64             // the last Op
 	out     []Effect
-	lacks   *Want // of the command that was refused last, with Config.HostEvicts
 }
 
 // evictions makes room, and serves the slices that wait for it.
@@ -168,9 +170,8 @@ func (c *operations) emit(e ...Effect) { c.out = append(c.out, e...) }
 // answer replies to a command.
 func (c *operations) answer(client uint64, err error) {
 	if client != 0 {
-		c.emit(Reply{client, err, c.lacks})
+		c.emit(Reply{client, err})
 	}
-	c.lacks = nil
 }
 
 // Do carries out a command, or has it wait.

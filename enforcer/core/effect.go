@@ -120,7 +120,6 @@ type Emit struct {
 type Reply struct {
 	Client uint64
 	Err    error // nil if it was done
-	Lacks  *Want // the grant for which evictions could make room, with Config.HostEvicts; nil if none could
 }
 
 // Deadline implements Effect.

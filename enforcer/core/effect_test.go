@@ -6,6 +6,8 @@ import (
 	"errors"
 	"maps"
 	"slices"
+
+	"github.com/gpuslice/gpuslice/api"
 )
 
 // take receives the core's effects and checks them.
@@ -281,6 +283,9 @@ func (w *world) failedAt(err error) Residence {
 
 func (w *world) moveIn(p *page, e MoveIn) Fact {
 	if err := w.fails(8); err != nil {
+		if w.r.IntN(2) == 0 { // another program holds memory of the device
+			err = &api.Error{Code: api.CodeQuotaExceeded, Device: "a", Requested: 9 * size, Limit: 100 * size, Current: uint64(90+w.r.IntN(20)) * size}
+		}
 		p.away, p.op = true, e.Op
 		return Moved{Op: e.Op, At: w.failedAt(err), Left: maps.Clone(p.held), Err: err}
 	}

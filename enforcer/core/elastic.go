@@ -10,9 +10,6 @@ import (
 	"github.com/gpuslice/gpuslice/api"
 )
 
-// askTimeout is the time after its last AskReturn for which a slice counts as waiting.
-const askTimeout = 9 * time.Second
-
 // restedAfter is in quanta. A waiting slice that made no call for that long returns before other waiters of its priority.
 const restedAfter = 10
 
@@ -32,7 +29,7 @@ func (c *Core) askReturn(id string) {
 
 // mayReturn reports whether a slice returns when a process asks.
 func (h *holder) mayReturn() bool {
-	return h.evictable() && h.Residence == Away && !h.Manual && h.Trust != Damaged
+	return h.evictable() && (h.Residence == Away || h.Residence == Returning) && !h.Manual && h.Trust != Damaged && !h.immovable
 }
 
 // serveWaiters returns waiting slices to their devices: the highest priority first, then rested ones, then the longest wait. If a slice does not fit,
@@ -43,7 +40,7 @@ func (c *evictions) serveWaiters() {
 	}
 	c.serveAgain = false
 	c.waiters = slices.DeleteFunc(c.waiters, func(h *holder) bool {
-		if done := h.removed || h.waitingSince == 0 || c.now-h.lastAsked > askTimeout; done {
+		if done := h.removed || h.waitingSince == 0 || c.now-h.lastAsked > c.config.Elastic.Asking; done {
 			h.waitingSince = 0
 			return true
 		}
@@ -80,18 +77,50 @@ func (c *evictions) serve(h *holder, claimed map[string]bool) {
 		}
 	}
 	w, err := c.checkReturn(h)
-	if err == nil {
+	if err == nil && (len(h.lacks) == 0 || !c.freeLacking(h)) {
 		c.beginMoveIn(h, 0)
 		return
 	}
-	h.moveFailure = err.Error()
-	if w.busy = true; c.makeRoom(w) || c.holdsRoomFor(h, w) {
+	if err != nil {
+		h.moveFailure = err.Error()
+	}
+	if w.busy = true; err == nil || c.makeRoom(w) || c.endsFor(w) || c.holdsRoomFor(h, w) {
 		for _, w := range wants {
 			for uuid := range w.bytes {
 				claimed[uuid] = true
 			}
 		}
 	}
+}
+
+// freeLacking evicts slices for bytes that a device lacks for a return though they are granted to nobody: a process holds memory that was not granted to it.
+// It reports whether evictions from that device are in progress.
+func (c *evictions) freeLacking(h *holder) bool {
+	w := want{h: h, bytes: h.lacks, priority: h.Priority, busy: true}
+	if c.evictingFrom(w) {
+		return true
+	}
+	h.lacks = nil // the next try tells again
+	var chosen []unit
+	for uuid, n := range w.bytes {
+		for _, u := range c.candidates(w, c.config.Elastic.Quantum) {
+			if has := u.h.counted[uuid]; has > 0 && n > 0 {
+				chosen, n = append(chosen, u), n-min(n, has)
+			}
+		}
+		if n > 0 {
+			return false
+		}
+	}
+	c.evict(want{}, chosen) // none of its memory may stay
+	return true
+}
+
+// endsFor reports whether a slice that blocked others for too long is being ended on a device that a waiter needs.
+func (c *evictions) endsFor(w want) bool {
+	return slices.ContainsFunc(c.holders, func(h *holder) bool {
+		return h.expiryReason != "" && slices.ContainsFunc(w.bytes.devices(), func(uuid string) bool { return h.takes(uuid) > 0 })
+	})
 }
 
 // holdsRoomFor reports whether room is reserved for a waiter: it has waited for a quantum, and there would be room once the quanta of all other
@@ -149,14 +178,18 @@ func (c *evictions) makeRoom(w want) bool {
 	if c.evictingFrom(w) {
 		return true
 	}
-	candidates := c.candidates(w, c.config.Elastic.Quantum)
-	chosen, enough := c.chooseUnits(w, candidates)
-	if !enough {
-		return false
+	chosen, enough := c.chooseUnits(w, c.candidates(w, c.config.Elastic.Quantum))
+	if enough {
+		c.evict(w, chosen)
 	}
+	return enough
+}
+
+// evict begins to evict units for a want.
+func (c *evictions) evict(w want, chosen []unit) {
 	for i, u := range chosen {
 		stay := Bytes{}
-		if i == len(chosen)-1 && len(u.slices) == 1 {
+		if len(w.bytes) > 0 && i == len(chosen)-1 && len(u.slices) == 1 {
 			stay = c.bytesToStay(w, u.h, chosen[:i])
 		}
 		for _, h := range u.slices {
@@ -165,7 +198,6 @@ func (c *evictions) makeRoom(w want) bool {
 			}
 		}
 	}
-	return true
 }
 
 // evictingFrom reports whether memory is being evicted from one of the want's devices.
@@ -216,7 +248,7 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, evictable 
 		case !s.evictable() || s.moving() || s.pending != nil || s.Trust == Damaged || s.immovable:
 			return u, false
 		case s.Residence == Away:
-			if len(s.Left) > 0 && (s.restFailedAt == 0 || c.now-s.restFailedAt >= ObstacleLasts) {
+			if len(s.Left) > 0 && (s.restFailedAt == 0 || c.now-s.restFailedAt >= c.config.Elastic.Obstacle) {
 				withRest = append(withRest, s)
 			}
 		default:
@@ -238,7 +270,7 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, evictable 
 // is true if the slice may be evicted: it is not busy, or has had its quantum.
 func (c *evictions) idleState(h *holder, quantum time.Duration) (idle time.Duration, busy, may bool) {
 	o := &c.config.Elastic
-	if h.moveFailedAt != 0 && c.now-h.moveFailedAt < ObstacleLasts {
+	if h.moveFailedAt != 0 && c.now-h.moveFailedAt < c.config.Elastic.Obstacle {
 		return 0, false, false
 	}
 	idle = c.now - h.active

@@ -47,10 +47,8 @@ func (c *Core) resume(cmd Resume) error {
 	if !h.Elastic {
 		return err
 	}
-	if full := api.From(err); full.Code == api.CodeQuotaExceeded && !c.config.HostEvicts && c.makeRoom(w) {
-		refusal := *full
-		refusal.Code = api.CodeBusy // the client repeats the request
-		err = &refusal
+	if full := api.From(err); full.Code == api.CodeQuotaExceeded && c.makeRoom(w) {
+		err = evicting(full)
 	}
 	if !h.Manual {
 		return err
@@ -103,7 +101,7 @@ func (c *operations) noteMoved(h *holder, op uint64, f Moved) {
 	p, next := h.pending, h.Record
 	h.page, h.used, p.err = op, nil, f.Err // use that was read before the move no longer counts, even if the move failed
 	switch {
-	case h.Residence == Away && f.Err != nil: // A rest on devices was moved. No client waits for that: a failure is retried after ObstacleLasts.
+	case h.Residence == Away && f.Err != nil: // A rest on devices was moved. No client waits for that: a failure is retried after Elastic.Obstacle.
 		h.restFailedAt, p.err = c.now, nil
 	case h.Residence == Away:
 		next.Left = smaller(h.Left, f.Left)
@@ -131,23 +129,23 @@ func (c *operations) leftOf(h *holder, left Bytes) Bytes {
 // returnRetryDelay is the time before another attempt to return a slice to its devices.
 const returnRetryDelay = 200 * time.Millisecond
 
-// ObstacleLasts is the time before another attempt to evict a slice that could not be moved.
-const ObstacleLasts = 10 * time.Second
-
 // noteMoveResult records the result of a move. A slice expires if its own processes prevent its move for Elastic.Patience while others wait.
 func (c *operations) noteMoveResult(h *holder, f Moved) {
 	before, now := h.moveFailedAt, max(c.now, 1)
-	if f.Err == nil {
+	if h.lacks = nil; f.Err == nil {
 		h.moveFailure, h.moveFailedAt, h.blockedSince = "", 0, 0
 		return
+	}
+	if full := api.From(f.Err); h.Residence == Returning && full.Code == api.CodeQuotaExceeded {
+		h.lacks = Bytes{full.Device: full.Requested - min(full.Requested, full.Limit-min(full.Limit, full.Current))}
 	}
 	h.moveFailure, h.moveFailedAt = f.Err.Error(), now
 	patience := c.config.Elastic.Patience
 	switch {
 	case !f.Stuck || h.Residence != Leaving || h.Manual:
 		h.blockedSince = 0
-	case h.blockedSince == 0 || before != 0 && now-before > 3*ObstacleLasts:
-		// Moves are tried every ObstacleLasts while another slice waits. After a longer gap, the time counts from now.
+	case h.blockedSince == 0 || before != 0 && now-before > 3*c.config.Elastic.Obstacle:
+		// Moves are tried every Elastic.Obstacle while another slice waits. After a longer gap, the time counts from now.
 		h.blockedSince = now
 	case patience > 0 && now-h.blockedSince >= patience:
 		h.expiryReason = fmt.Sprintf("other slices waited for its device for %s (patience in [elastic]): %v", patience, f.Err)

@@ -162,8 +162,14 @@ func (c *operations) finish(h *holder) {
 	if h.Phase == Lingering && c.slices[h.ID] == h {
 		delete(c.slices, h.ID)
 	}
-	if h.Residence == Resident && was.Residence != Resident {
+	switch {
+	case h.Residence == Resident && was.Residence != Resident:
+		if h.waitingSince != 0 {
+			h.waited += c.now - h.waitingSince
+		}
 		h.active, h.returned, h.waitingSince = c.now, c.now, 0
+	case h.Residence == Away && was.Residence == Leaving && !h.Manual:
+		h.evictions++
 	}
 	c.count(h)
 	c.tell(h, &was)

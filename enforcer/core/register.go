@@ -36,7 +36,7 @@ func (c *Core) register(cmd Register) error {
 	if h.Elastic { // it starts evicted, and returns when a process waits for it
 		h.Residence, h.Left = Away, Bytes{}
 	}
-	if err := c.admit(h); err != nil {
+	if err := c.admit(h, cmd.Stay); err != nil {
 		return err
 	}
 	h.pending = &operation{next: h.Record, client: cmd.Client}
@@ -46,8 +46,8 @@ func (c *Core) register(cmd Register) error {
 	return nil
 }
 
-// admit returns an error if a new slice cannot have its quotas.
-func (c *Core) admit(h *holder) error {
+// admit returns an error if a new slice cannot have its quotas. With stay no slice is evicted for it.
+func (c *Core) admit(h *holder, stay bool) error {
 	if c.devices == nil && !h.Unlimited {
 		if err := c.config.Limits.CheckSize(h.ID, h.Quotas); err != nil {
 			return err
@@ -61,23 +61,26 @@ func (c *Core) admit(h *holder) error {
 			return err
 		}
 	}
-	return c.checkOrEvict(want{h: h, bytes: c.counts(&h.Record), quotas: h.Quotas, user: h.user})
+	w := want{h: h, bytes: c.counts(&h.Record), quotas: h.Quotas, user: h.user}
+	if stay {
+		return c.check(w, nil)
+	}
+	return c.checkOrEvict(w)
 }
 
 // checkOrEvict returns nil if a want can be granted now. Otherwise it begins to evict idle slices if that makes room, and returns an error: with
-// CodeBusy if evictions are in progress. With HostEvicts it sets c.lacks instead.
+// CodeBusy if evictions are in progress.
 func (c *evictions) checkOrEvict(w want) error {
 	err := c.check(w, nil)
 	var refused *api.Error
-	switch {
-	case !errors.As(err, &refused):
-		return err
-	case c.config.HostEvicts:
-		c.lacks = w.exported()
-		return err
-	case !c.makeRoom(w):
+	if !errors.As(err, &refused) || !c.makeRoom(w) {
 		return err
 	}
+	return evicting(refused)
+}
+
+// evicting returns the error of a request that is repeated once there is room.
+func evicting(refused *api.Error) error {
 	busy := *refused
 	busy.Code = api.CodeBusy
 	busy.Message += ": idle elastic slices are being evicted for it: try again"

@@ -19,7 +19,7 @@ func TestWaitingSliceReturnsWithinTurnsOfEarlierWaiters(t *testing.T) {
 	const quantum, move, pace = 20 * time.Second, 2 * time.Second, time.Second
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		c := New(Config{Devices: []refusal.Device{{UUID: "a", Total: 100}}, Elastic: Elastic{Overcommit: 100_000, MinResident: 5 * time.Second, Quantum: quantum}})
+		c := New(Config{Devices: []refusal.Device{{UUID: "a", Total: 100}}, Elastic: Elastic{Overcommit: 100_000, Asking: 9 * time.Second, MinResident: 5 * time.Second, Quantum: quantum}})
 		slices, largest := 3+r.IntN(10), 20+r.IntN(60)
 		for i := range slices {
 			size := uint64(10 + r.IntN(largest))

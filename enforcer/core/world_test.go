@@ -65,7 +65,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 		Limits:  refusal.Limits{Reserve: 4 * size, MaxVRAM: api.Share{Bytes: 90 * size}, Tenants: map[string]api.Share{"t": {Bytes: 70 * size}}},
 		Devices: []refusal.Device{{UUID: "a", Shown: "0 (a)", Total: 100 * size}, {UUID: "b", Shown: "1 (b)", Total: 120 * size}},
 		MaxTTL:  time.Hour, Grace: 10 * time.Second,
-		Elastic: Elastic{Overcommit: 2000, MinResident: 5 * time.Second, Quantum: 20 * time.Second, Patience: time.Minute, MaxPriority: 5},
+		Elastic: Elastic{Overcommit: 2000, MinResident: 5 * time.Second, Quantum: 20 * time.Second, Asking: 9 * time.Second, Obstacle: 10 * time.Second, Patience: time.Minute, MaxPriority: 5},
 	}
 	switch seed % 8 {
 	case 5:
@@ -235,7 +235,7 @@ func (w *world) register() {
 	r := w.r
 	s := Record{ID: fmt.Sprint("s", r.IntN(7)), Elastic: w.config.Devices != nil && r.IntN(2) == 0, Priority: r.IntN(4), Native: r.IntN(2) == 0}
 	s.Limits, s.Quotas = w.random(70)
-	cmd := Register{Client: w.client(), Grant: r.IntN(4) == 0}
+	cmd := Register{Client: w.client(), Grant: r.IntN(4) == 0, Stay: r.IntN(8) == 0}
 	switch r.IntN(10) {
 	case 0, 1:
 		s.Tenant = "t"

@@ -33,15 +33,15 @@ var (
 // noBound lists numeric constants that bound nothing that others can spend, by what they are.
 var noBound = map[string]string{
 	"how often and how long the daemons do their own work": `api/server.drainTimeout daemon/audit.closeTimeout lease/service.drainTimeout lease/service.interval lease/service.askTimeout
-		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer.roundLasts enforcer.restedAfter enforcer/members.termQuiet enforcer/members.minKillInterval
+		lease/service.endTimeout lease/service.exitGrace enforcer.elasticPace enforcer/members.termQuiet enforcer/members.minKillInterval
 		enforcer/members.maxKillInterval enforcer/members.firstExit enforcer/members.killTimeout enforcer.drainPace
 		enforcer.stuck enforcer.slow enforcer.missedChecks enforcer.DefaultGrace
 		enforcer.maxSleep enforcer/mover.claimPace enforcer/cgroup.retryInterval enforcer/checkpoint.lockTimeout enforcer/native.timeout
 		enforcer/recovery.timeoutPerProcess enforcer/recovery.yieldAfter enforcer/store.lockPatience enforcer/truth.Agreeing`,
 	"sizes that are estimated or rounded": `lease/service.pipeBytes api/server.headerSlop lease/service.contextBytes enforcer.DefaultContextBytes enforcer/native.rounding
 		enforcer/mover.slowest enforcer/mover.residue enforcer/mover.spare enforcer/mover.leftShare enforcer/mover.plentyShare`,
-	"of the state machine, which is not in force yet": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime enforcer/core.askTimeout
-		enforcer/core.stayMargin enforcer/core.returnRetryDelay enforcer/core.restedAfter enforcer/core.ObstacleLasts enforcer/core.maxQueue`,
+	"with which the state machine plans": `enforcer/core.quickly enforcer/core.slowest enforcer/core.moveTime
+		enforcer/core.stayMargin enforcer/core.returnRetryDelay enforcer/core.restedAfter enforcer/core.maxQueue`,
 	"how many are named in a message": `enforcer.named enforcer/admission/refusal.named`,
 	"formats, states and descriptors": `lease/service.tokenBytes daemon/config.maxSocket enforcer/checkpoint.Running enforcer/checkpoint.Locked
 		enforcer/checkpoint.Checkpointed enforcer/checkpoint.Failed enforcer/checkpoint.ResultNotReady
