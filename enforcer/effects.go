@@ -93,11 +93,12 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 		s.op = x.Op
 		return core.Limited{Op: x.Op, Err: s.setLimits(x.Limits)}
 	case core.Close:
-		if s.op = x.Op; s.closing {
+		switch s.op = x.Op; {
+		case s.closing:
 			s.close()
-		} else {
+		case s.rec.Phase == core.Expiring:
 			s.expireQuota()
-		}
+		} // else the quota has closed the ledger, which is damaged
 		return core.Limited{Op: x.Op}
 	case core.MoveOut, core.MoveIn:
 		return s.carryOutMove(effect)
@@ -133,10 +134,13 @@ func (s *slice) storeRecord(r *core.Record) error {
 	}
 	s.rec = was
 	s.mu.Unlock()
-	err := s.e.store.PutSlice(after)
-	if err != nil && r.Phase == core.Expiring {
+	switch err := s.e.store.PutSlice(after); {
+	case err == nil:
+	case r.Phase == core.Expiring:
 		s.log.Error("expiry not stored: the next enforcer expires the slice again", "err", err)
-	} else if err != nil {
+	case r.Trust == core.Damaged: // that has happened
+		s.log.Error("damage of the slice not persisted: the next enforcer may not detect it", "err", err)
+	default:
 		return err
 	}
 	switch {
@@ -210,6 +214,7 @@ func (s *slice) emit(event api.Event) {
 	defer s.mu.Unlock()
 	switch {
 	case event.Kind == api.EventExpired && s.overstayed != "": // told by endForOthers
+	case event.Kind == api.EventDenied && event.Device == "": // told where the damage was found
 	case event.Kind == api.EventExpired && event.Cause != "":
 		s.overstayed = event.Cause
 		s.log.Warn("elastic slice ended: it cannot be moved", "why", event.Cause)

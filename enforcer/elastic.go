@@ -50,6 +50,8 @@ var evicted = map[api.State]api.State{api.Suspending: api.Evicting, api.Suspende
 type residency struct {
 	back  chan struct{} // closed at its return; nil while it is on its devices
 	calls uint64        // number made by its processes, when last read
+
+	obstacle string // why it could not be moved, as logged last
 }
 
 // beElastic initializes an elastic slice. Called before the slice is registered.
@@ -162,8 +164,8 @@ func (s *slice) gated() (made, underWay uint64) {
 func (s *slice) observe() core.Activity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	act := core.Activity{Holder: s.holder, Fixed: s.quota.State != api.Active}
-	if act.Fixed || s.quota.Ledger == nil {
+	act := core.Activity{Holder: s.holder}
+	if s.quota.State != api.Active || s.quota.Ledger == nil {
 		return act
 	}
 	made, underWay := s.gated()

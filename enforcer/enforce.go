@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/gpuslice/gpuslice/api"
+	"github.com/gpuslice/gpuslice/enforcer/core"
 	"github.com/gpuslice/gpuslice/enforcer/killpoint"
 	"github.com/gpuslice/gpuslice/enforcer/process"
 	"github.com/gpuslice/gpuslice/enforcer/quota"
@@ -85,25 +86,24 @@ func (s *slice) tellKilled(killed api.Event) {
 	s.tell(killed)
 }
 
-// answerDamage applies the policy to a slice with an overwritten page, once. It is unknown which process overwrote it and what each has charged, so the
-// kill policy kills all of them.
+// answerDamage has core know of a slice's damage, and applies the policy if a process overwrote the page, once. It is unknown which process did and
+// what each has charged, so the kill policy kills all of them.
 func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
 	s.mu.Lock()
-	overwritten, action := s.overwritten, e.options.Policy.Bypass
-	s.overwritten = false
+	damaged, why, overwritten, action := s.damaged, s.quota.Reason, s.overwritten, e.options.Policy.Bypass
+	s.damaged, s.overwritten = false, false
 	s.mu.Unlock()
+	if damaged {
+		e.ends.Go(func() {
+			if e.waitFor(s) {
+				defer s.turn.Give()
+				e.note(s, core.Tampered{Generation: s.generation, Why: why})
+			}
+		})
+	}
 	if !overwritten {
 		return
 	}
-	e.ends.Go(func() { // the page may be gone before the next enforcer starts
-		if !e.waitFor(s) {
-			return
-		}
-		defer s.turn.Give()
-		if err := s.put(); err != nil {
-			s.log.Error("damage of the slice not persisted: the next enforcer may not detect it", "err", err)
-		}
-	})
 	s.tell(api.Event{Kind: api.EventBypass, Cause: api.BypassOverwritten, Action: action})
 	e.count(func(c Counter) { c.Bypassed(string(action)) })
 	if action == api.Kill {

@@ -222,10 +222,11 @@ func LosePatience() (restore func()) {
 
 // Idle returns for how long an elastic slice has been idle, by all calls that its processes have made.
 func (e *Enforcer) Idle(id string) (idle time.Duration) {
+	s := e.find(id)
 	e.observeAll()
 	e.book.Do(func(a *core.Accounts) {
 		a.At(e.now())
-		idle = a.Waiting(e.find(id).holder).Idle
+		idle = a.Waiting(s.holder).Idle
 	})
 	return idle
 }

@@ -30,7 +30,7 @@ var drainPatience = 5 * time.Second
 // elastic slice, too, then stays suspended until Resume.
 func (e *Enforcer) Suspend(ctx context.Context, id string) (api.Slice, error) {
 	return e.inTurn(ctx, id, func(s *slice) error {
-		return s.command(func(client uint64) core.Command { return core.Suspend{Client: client, ID: id} })
+		return e.ask(s, func(client uint64) core.Command { return core.Suspend{Client: client, ID: id} })
 	})
 }
 
@@ -54,18 +54,7 @@ func (e *Enforcer) Resume(ctx context.Context, id string) (api.Slice, error) {
 // resume resumes the slice within its user's limit. Called in the slice's turn.
 func (s *slice) resume() error {
 	limit := s.userLimit()
-	return s.command(func(client uint64) core.Command { return core.Resume{Client: client, ID: s.id(), User: limit} })
-}
-
-// command has core suspend or resume the slice, unless its ledger is damaged. Called in the slice's turn.
-func (s *slice) command(cmd func(client uint64) core.Command) error {
-	s.mu.Lock()
-	err := s.unchangeable(false)
-	s.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return s.e.ask(s, cmd)
+	return s.e.ask(s, func(client uint64) core.Command { return core.Resume{Client: client, ID: s.id(), User: limit} })
 }
 
 func (e *Enforcer) inTurn(ctx context.Context, id string, do func(*slice) error) (api.Slice, error) {
@@ -88,7 +77,7 @@ func (s *slice) carryOutMove(effect core.Effect) core.Fact {
 	var m core.Moved
 	was := s.rec.Residence
 	s.mu.Lock()
-	m.Err = s.unchangeable(false) // its ledger may be damaged
+	m.Err = s.unchangeable(false) // core may not know yet that its ledger is damaged
 	s.mu.Unlock()
 	switch x := effect.(type) {
 	case core.MoveOut:
@@ -110,10 +99,13 @@ func (s *slice) carryOutMove(effect core.Effect) core.Fact {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
+	case m.Err == nil && s.residency != nil:
+		s.residency.obstacle = ""
 	case m.Err == nil:
 	case was == core.Away:
 		s.log.Error("rest of the slice's memory not moved", "why", m.Err)
-	case s.residency != nil:
+	case s.residency != nil && !errors.Is(m.Err, ErrClosed) && s.residency.obstacle != m.Err.Error():
+		s.residency.obstacle = m.Err.Error()
 		s.log.Info("elastic slice not moved", "why", m.Err)
 	}
 	m.Stuck = errors.As(m.Err, new(mover.Unmovable))

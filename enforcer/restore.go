@@ -296,7 +296,7 @@ func (s *slice) untaken(err error) {
 	s.log.Error("slice cannot be restored: no process can attach", "err", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.quota.State, s.quota.Reason = api.Damaged, fmt.Sprintf("it could not be restored: %v", err)
+	s.quota.State, s.quota.Reason, s.damaged = api.Damaged, fmt.Sprintf("it could not be restored: %v", err), true
 	s.tell(api.Event{Kind: api.EventDenied, Cause: s.quota.Reason})
 }
 

@@ -58,6 +58,7 @@ type slice struct {
 	found       map[[16]byte]*found   // by device: results of the last samples, if any
 	adding      atomic.Bool           // a device in use is being added to the ledger
 	unsampled   map[[16]byte]struct{} // devices to sample before the slice is thawed, after a restart
+	damaged     bool                  // core does not know yet that the ledger is damaged
 	overwritten bool                  // its page was overwritten, and the policy is not applied yet
 
 	refusals report.Refusals
@@ -197,7 +198,7 @@ func (s *slice) listen() error {
 
 // Damaged is called by the quota: nothing more can be charged, and processes continue. Called with mu held.
 func (s *slice) Damaged() {
-	s.overwritten = s.quota.Overwritten
+	s.damaged, s.overwritten = true, s.quota.Overwritten
 	s.log.Error("the slice's ledger is damaged: a process of the slice overwrote it, or the slice is under attack; nothing more can be charged until the slice is released",
 		"err", s.quota.Reason)
 }

@@ -226,7 +226,7 @@ func (e *Enforcer) bringBackLeft(s *slice) {
 		return
 	}
 	defer s.turn.Give()
-	err := s.command(func(client uint64) core.Command { return core.Resume{Client: client, ID: s.id()} })
+	err := e.ask(s, func(client uint64) core.Command { return core.Resume{Client: client, ID: s.id()} })
 	if err != nil {
 		s.log.Error("memory not returned after an interrupted move", "err", err)
 		return

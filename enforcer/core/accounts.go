@@ -76,7 +76,6 @@ type Activity struct {
 	Holder *refusal.Holder
 	Active bool // they called the driver, or are in a call
 	Asks   bool // one waits for the slice's return
-	Fixed  bool // its state forbids moves
 }
 
 // Observe notes what elastic slices have done until now, and returns the slices that wait and have room.
@@ -86,7 +85,7 @@ func (a *Accounts) Observe(all []Activity) {
 		if h == nil {
 			continue
 		}
-		if h.immovable = act.Fixed; act.Active {
+		if act.Active {
 			h.active = a.now
 		}
 		if act.Asks {

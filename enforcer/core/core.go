@@ -88,7 +88,6 @@ type holder struct {
 	waitingSince, lastAsked    time.Duration // the first AskReturn since its eviction, and the last; waitingSince is 0 if no process waits
 	rested                     bool          // at waitingSince it had made no call for restedAfter quanta
 	moveFailedAt, restFailedAt time.Duration // the last failed move, and the last failed move of Left; 0 is never
-	immovable                  bool          // its state forbids moves (Activity.Fixed)
 	evictions                  uint64
 	waited                     time.Duration // for all returns so far
 	lacks                      Bytes         // that its devices lacked at the last try to return it, though they are granted to nobody

@@ -29,7 +29,7 @@ func (c *Core) askReturn(id string) {
 
 // mayReturn reports whether a slice returns when a process asks.
 func (h *holder) mayReturn() bool {
-	return h.evictable() && (h.Residence == Away || h.Residence == Returning) && !h.Manual && h.Trust != Damaged && !h.immovable
+	return h.evictable() && (h.Residence == Away || h.Residence == Returning) && !h.Manual && h.Trust != Damaged
 }
 
 // serveWaiters returns waiting slices to their devices: the highest priority first, then rested ones, then the longest wait. If a slice does not fit,
@@ -245,7 +245,7 @@ func (c *evictions) unitOf(h *holder, quantum time.Duration) (u unit, evictable 
 	var withRest []*holder
 	for _, s := range all {
 		switch {
-		case !s.evictable() || s.moving() || s.pending != nil || s.Trust == Damaged || s.immovable:
+		case !s.evictable() || s.moving() || s.pending != nil || s.Trust == Damaged:
 			return u, false
 		case s.Residence == Away:
 			if len(s.Left) > 0 && (s.restFailedAt == 0 || c.now-s.restFailedAt >= c.config.Elastic.Obstacle) {
