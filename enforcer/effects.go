@@ -102,6 +102,8 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 		return core.Limited{Op: x.Op}
 	case core.MoveOut, core.MoveIn:
 		return s.carryOutMove(effect)
+	case core.End:
+		s.e.ends.Go(func() { s.e.end(s, x.Kill) })
 	case core.Emit:
 		switch x.Event.Kind {
 		case api.EventReleased:
@@ -112,7 +114,7 @@ func (s *slice) carryOut(effect core.Effect) core.Fact {
 			s.emit(x.Event)
 		}
 	}
-	return nil // End: (*Enforcer).end signals the processes, which takes longer than a turn may
+	return nil
 }
 
 // storeRecord stores a record. A slice expires though that cannot be written: the next enforcer finds its deadline.
@@ -219,14 +221,14 @@ func (s *slice) emit(event api.Event) {
 		s.overstayed = event.Cause
 		s.log.Warn("elastic slice ended: it cannot be moved", "why", event.Cause)
 		s.tell(event)
-		s.e.checkLeases()
+		s.e.checkTime()
 	case event.Kind == api.EventRegistered:
 		r := &s.request
 		s.log.Info("slice registered", "pid", r.PID, "cgroup", s.group.Cgroup.String(), "tenant", r.Tenant, "pool", r.Pools.String(), "mode", r.Mode)
 		event.PID = r.PID
 		s.tell(event)
 		if event.TTL > 0 {
-			s.e.checkLeases()
+			s.e.checkTime()
 		}
 	case event.Kind == api.EventChanged && event.Cause == changedQuota && len(s.changed) > 0:
 		for i, d := range s.quota.Devices {

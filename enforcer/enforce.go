@@ -3,7 +3,6 @@
 package enforcer
 
 import (
-	"context"
 	"errors"
 	"syscall"
 
@@ -34,7 +33,7 @@ func (s *slice) thaw() {
 // enforce kills a process that holds memory beyond the ledger, or its whole slice, and reports whether it sent the signal. It first checks that the pid
 // is still that process, and still in the slice. The event precedes the signal: after its last process a slice may be released at once, and that
 // event must come second.
-func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
+func (e *Enforcer) enforce(s *slice, k *sampled) bool {
 	p, err := process.Again(k.process.PID, k.process.Start)
 	if err != nil {
 		if !errors.Is(err, process.ErrDead) {
@@ -49,7 +48,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 	v := k.violation
 	killed := api.Event{Kind: api.EventKilled, PID: v.PID, Command: v.Command, Device: v.Device, Bytes: v.Bytes, Cause: v.Cause, Count: 1}
 	if e.options.Policy.Scope == api.ScopeSlice {
-		e.enforceAll(ctx, s, killed)
+		e.enforceAll(s, killed)
 	} else if !k.killed { // a process that hangs in the kernel is killed again at each sample
 		s.tellKilled(killed)
 	}
@@ -62,7 +61,7 @@ func (e *Enforcer) enforce(ctx context.Context, s *slice, k *sampled) bool {
 }
 
 // enforceAll reports that all processes of the slice are killed, kills them until none is left, and then releases the slice.
-func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
+func (e *Enforcer) enforceAll(s *slice, killed api.Event) {
 	s.mu.Lock()
 	ending := s.ending || s.quota.State == api.Released || s.quota.State == quota.Left
 	s.ending = true
@@ -77,7 +76,7 @@ func (e *Enforcer) enforceAll(ctx context.Context, s *slice, killed api.Event) {
 	})
 	s.tellKilled(killed)
 	s.group.KillRound()
-	e.ends.Go(func() { e.endByForce(ctx, s) })
+	e.ends.Go(func() { e.endByForce(s) })
 }
 
 func (s *slice) tellKilled(killed api.Event) {
@@ -88,7 +87,7 @@ func (s *slice) tellKilled(killed api.Event) {
 
 // answerDamage has core know of a slice's damage, and applies the policy if a process overwrote the page, once. It is unknown which process did and
 // what each has charged, so the kill policy kills all of them.
-func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
+func (e *Enforcer) answerDamage(s *slice) {
 	s.mu.Lock()
 	damaged, why, overwritten, action := s.damaged, s.quota.Reason, s.overwritten, e.options.Policy.Bypass
 	s.damaged, s.overwritten = false, false
@@ -108,6 +107,6 @@ func (e *Enforcer) answerDamage(ctx context.Context, s *slice) {
 	e.count(func(c Counter) { c.Bypassed(string(action)) })
 	if action == api.Kill {
 		killpoint.Pass("policy.found")
-		e.enforceAll(ctx, s, api.Event{Kind: api.EventKilled, Cause: api.BypassOverwritten})
+		e.enforceAll(s, api.Event{Kind: api.EventKilled, Cause: api.BypassOverwritten})
 	}
 }

@@ -120,12 +120,13 @@ type Enforcer struct {
 	calls   calls
 	ends    sync.WaitGroup // work in the background: forced ends of slices, the samplers' writes
 
-	now       func() time.Duration // since boot
-	leases    chan struct{}        // a deadline may be earlier than before
-	mover     *mover.Mover
-	observing *guard.Turn  // observeAll
-	ending    atomic.Bool  // moves under way are left to the next enforcer
-	gates     ledger.Gates // of evicted slices
+	now         func() time.Duration // since boot
+	timeChanged chan struct{}        // a deadline may be earlier than before
+	mover       *mover.Mover
+	observing   *guard.Turn   // observeAll
+	stopping    chan struct{} // closed once: moves under way are left to the next enforcer
+	stop        func()
+	gates       ledger.Gates // of evicted slices
 
 	lines    process.Lines
 	guesses  *session.Pace // wrong tokens
@@ -167,7 +168,9 @@ func New(options Options) (*Enforcer, error) {
 		guesses: session.WrongTokens(), changes: session.Changes(),
 	}
 	e.calls.of, e.calls.holders = make(map[uint64]*call), make(map[uint64]adapter)
-	e.now, e.leases, e.observing = options.Clock, make(chan struct{}, 1), guard.NewTurn()
+	e.stopping = make(chan struct{})
+	e.stop = sync.OnceFunc(func() { close(e.stopping) })
+	e.now, e.timeChanged, e.observing = options.Clock, make(chan struct{}, 1), guard.NewTurn()
 	e.progress.begin = time.Now()
 	e.events.Tell(e.told)
 	if err := e.open(); err != nil {
@@ -217,7 +220,7 @@ func (e *Enforcer) open() error {
 	e.mover = e.newMover()
 	elastic := &e.options.Elastic
 	e.book = admission.New(core.Config{
-		Limits: e.options.Admission, Devices: e.truth.Sizes(), MaxTTL: e.options.MaxTTL,
+		Limits: e.options.Admission, Devices: e.truth.Sizes(), MaxTTL: e.options.MaxTTL, Grace: e.options.Grace,
 		Elastic: core.Elastic{MaxPriority: elastic.MaxPriority, Off: e.whyNotElastic(), Overcommit: elastic.Overcommit, MinResident: elastic.MinResident, Quantum: elastic.Quantum, Asking: 3 * returnPatience, Obstacle: obstacleLasts, Patience: elastic.Patience},
 	})
 	e.book.Do(func(a *core.Accounts) { a.At(e.now()) }) // when restored slices count as active
@@ -264,7 +267,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case due := <-ticker.C:
 			for _, s := range e.all() {
 				s.check()
-				e.answerDamage(ctx, s)
+				e.answerDamage(s)
 			}
 			for _, p := range e.allPools() {
 				p.check()
@@ -274,11 +277,20 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	e.ending.Store(true)
+	e.stop()
 	e.events.Close() // first, so that clients that follow events do not delay the end
 	loops.Wait()
 	e.ends.Wait()
 	return e.Close()
+}
+
+func (e *Enforcer) isStopping() bool {
+	select {
+	case <-e.stopping:
+		return true
+	default:
+		return false
+	}
 }
 
 // Close closes everything but the slices themselves.
@@ -286,7 +298,7 @@ func (e *Enforcer) Close() error {
 	if !e.close() {
 		return nil
 	}
-	e.ending.Store(true)
+	e.stop()
 	e.events.Close()
 	for _, s := range e.all() {
 		s.mu.Lock()

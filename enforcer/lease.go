@@ -3,9 +3,7 @@
 package enforcer
 
 import (
-	"cmp"
 	"context"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,93 +33,39 @@ func sinceBoot() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// timeIsOver reports whether the slice's deadline has passed, or it is ended before. Called with mu held.
-func (s *slice) timeIsOver() bool {
-	return s.overstayed != "" || s.rec.Deadline != 0 && s.e.now() >= s.rec.Deadline
-}
-
-// checkLeases wakes keepTime, since a deadline may be earlier than before.
-func (e *Enforcer) checkLeases() {
+// checkTime wakes keepTime, since a deadline may be earlier than before.
+func (e *Enforcer) checkTime() {
 	select {
-	case e.leases <- struct{}{}:
+	case e.timeChanged <- struct{}{}:
 	default: // a check is due already
 	}
 }
 
-// keepTime ends slices at their deadlines, until ctx ends.
+// keepTime tells core the time at each deadline, and each second, until ctx ends.
 func (e *Enforcer) keepTime(ctx context.Context) {
-	var ending sync.WaitGroup
-	defer ending.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-e.leases:
+		case <-e.timeChanged:
 		case <-timer.C:
 		}
-		next := time.Duration(0)
-		for _, s := range e.all() {
-			left, due := s.due()
-			if due {
-				ending.Go(func() { e.end(ctx, s) })
-			} else if left > 0 && (next == 0 || left < next) {
-				next = left
-			}
-		}
-		if next > 0 {
-			timer.Reset(min(next, maxSleep))
-		} else {
-			timer.Stop()
-		}
+		var next time.Duration
+		e.consult(nil, func(a *core.Accounts) {
+			a.Note(core.Tick{Now: e.now()})
+			next = a.Due(maxSleep)
+		})
+		timer.Reset(next)
 	}
 }
 
-// due reports whether the slice is to be ended now, and marks it as ending; if not, it returns the time that is left, 0 for no deadline.
-func (s *slice) due() (left time.Duration, due bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.ending:
-		return 0, false
-	case s.timeIsOver():
-		s.ending = true
-		return 0, true
-	case s.rec.Deadline == 0:
-		return 0, false
-	}
-	return s.rec.Deadline - s.e.now(), false
-}
-
-// end takes an expired slice through these steps.
-func (e *Enforcer) end(ctx context.Context, s *slice) {
-	if !e.expire(s) {
-		// The slice was renewed in between, or released.
-		s.mu.Lock()
-		s.ending = false
-		s.mu.Unlock()
-		e.checkLeases()
+// end signals the processes of an expired slice, which takes longer than a turn may.
+func (e *Enforcer) end(s *slice, kill bool) {
+	if kill {
+		e.endByForce(s)
 		return
-	}
-	asked := e.askToEnd(s)
-	for e.now() < asked+e.options.Grace {
-		if !e.sleep(ctx, s, min(asked+e.options.Grace-e.now(), maxSleep)) {
-			return
-		}
-	}
-	e.endByForce(ctx, s)
-}
-
-// askToEnd sends SIGTERM to the slice's processes, and returns when they have had it.
-func (e *Enforcer) askToEnd(s *slice) time.Duration {
-	asked := func() time.Duration {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.rec.Asked
-	}
-	if asked() != 0 { // by a former enforcer
-		return asked()
 	}
 	s.group.Terminate(e.options.Grace)
 	killpoint.Pass("expire.asked")
@@ -130,38 +74,19 @@ func (e *Enforcer) askToEnd(s *slice) time.Duration {
 		e.note(s, core.Signalled{Generation: s.generation})
 		killpoint.Pass("expire.noted")
 	}
-	return cmp.Or(asked(), e.now())
 }
 
-// sleep waits, and reports whether the slice is still registered and ctx has not ended.
-func (e *Enforcer) sleep(ctx context.Context, s *slice, time_ time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(time_):
-		return e.find(s.id()) == s
-	}
-}
-
-// endByForce kills the slice's processes until none is left, and then releases it. It returns then, or when ctx ends.
-func (e *Enforcer) endByForce(ctx context.Context, s *slice) {
+// endByForce kills the slice's processes until none is left, and then releases it. It returns then, or when the enforcer stops.
+func (e *Enforcer) endByForce(s *slice) {
 	s.group.Kill(func(wait time.Duration) bool {
 		e.ended(s) // unless noticed already
-		return e.sleep(ctx, s, wait)
+		select {
+		case <-e.stopping:
+			return false
+		case <-time.After(wait):
+			return e.find(s.id()) == s
+		}
 	})
-}
-
-// expire has core close an expired slice. It returns false if the deadline has not passed, or the slice is gone.
-func (e *Enforcer) expire(s *slice) bool {
-	if !e.waitFor(s) {
-		return false
-	}
-	defer s.turn.Give()
-	e.consult(s, func(a *core.Accounts) { a.CheckTime(s.generation) })
-	e.work(s)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.rec.Phase == core.Expiring
 }
 
 // put stores the slice's record, unless the slice is gone. Called in the slice's turn.

@@ -310,7 +310,7 @@ func (s *slice) endForOthers(why string) {
 	}
 	s.log.Warn("elastic slice ended: it cannot be moved", "why", why)
 	s.tell(api.Event{Kind: api.EventExpired, TTL: ttl, Cause: why})
-	s.e.checkLeases()
+	s.e.checkTime()
 }
 
 // boundMove limits a starting move of an elastic slice's processes to Elastic.Patience and the time of a sound move. After that it ends the slice
@@ -344,7 +344,7 @@ func (s *slice) drain(busy bool) error {
 			return nil
 		case late:
 			return mover.Unmovable{Err: api.Errorf(api.CodeBusy, "slice %s stays where it is: a call of process %d has not ended in %s", s.id(), pid, drainPatience)}
-		case s.e.ending.Load():
+		case s.e.isStopping():
 			return ErrClosed
 		}
 		if now := time.Now(); now.Sub(said) > time.Second {
@@ -376,7 +376,7 @@ func (e *Enforcer) newMover() *mover.Mover {
 		MemoryShort: func(_, _ map[int]uint64) (*cgroup.Short, error) { return nil, nil },
 		Background:  e.ends.Go,
 		Stopping: func() error {
-			if e.ending.Load() {
+			if e.isStopping() {
 				return ErrClosed
 			}
 			return nil

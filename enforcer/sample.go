@@ -108,13 +108,13 @@ func (m *sampler) run(ctx context.Context) {
 			spare = false
 		}
 		m.e.publish(m.g)
-		again = m.sample(ctx, regular && again.IsZero())
+		again = m.sample(regular && again.IsZero())
 	}
 }
 
 // sample takes one sample of all processes, unless mayStand is set and the last list is still valid. It returns when another sample would decide
 // something; zero if none would.
-func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
+func (m *sampler) sample(mayStand bool) (again time.Time) {
 	e, g := m.e, m.g
 	all := e.all()
 	if len(all) == 0 {
@@ -202,7 +202,7 @@ func (m *sampler) sample(ctx context.Context, mayStand bool) (again time.Time) {
 		if f == nil {
 			f = &found{}
 		}
-		if m.take(ctx, s, f, violations[s], at) {
+		if m.take(s, f, violations[s], at) {
 			open = true
 		}
 	}
@@ -290,7 +290,7 @@ func running(p truth.Process) bool {
 }
 
 // take charges what was found of a slice's processes, and applies the policy to violations. open is true if there is more to find without a change.
-func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sampled, at time.Time) (open bool) {
+func (m *sampler) take(s *slice, f *found, violations []*sampled, at time.Time) (open bool) {
 	e, g := m.e, m.g
 	overLimit, used := s.charge(g, f, at)
 	if used && len(f.processes) > 0 && s.uses(g) {
@@ -339,7 +339,7 @@ func (m *sampler) take(ctx context.Context, s *slice, f *found, violations []*sa
 	}
 	s.evaluated(g.Raw, f)
 	for _, k := range kill {
-		if e.enforce(ctx, s, k) {
+		if e.enforce(s, k) {
 			k.killed = true
 		}
 	}

@@ -39,7 +39,7 @@ func (e *Enforcer) Change(ctx context.Context, id string, r api.ChangeRequest) (
 		return api.Slice{}, err
 	}
 	e.reachNative(s.group.Cgroup)
-	e.checkLeases()
+	e.checkTime()
 	return s.show(false), nil
 }
 
@@ -113,7 +113,7 @@ func (s *slice) unchangeable(quotas bool) error {
 	switch {
 	case s.quota.State == quota.Left:
 		return ErrClosed
-	case s.rec.Phase == core.Expiring || s.timeIsOver():
+	case s.rec.Phase == core.Expiring || s.rec.Deadline != 0 && s.e.now() >= s.rec.Deadline:
 		return api.Errorf(api.CodeExpired, "slice %s has expired, and its processes are being ended: it cannot be changed", s.id())
 	case s.quota.State != api.Active:
 		return api.Errorf(api.CodeBadRequest, "slice %s is %s, and gets no more memory: it cannot be changed", s.id(), s.quota.State)

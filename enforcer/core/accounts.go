@@ -32,6 +32,9 @@ func (a *Accounts) find(who *refusal.Holder) *holder {
 func (a *Accounts) Enter(who *refusal.Holder, r Record, pools ...*refusal.Holder) uint64 {
 	h := a.newHolder(who, r, pools)
 	a.enter(h)
+	if r.Phase == Expiring && r.Asked == 0 {
+		a.emit(End{Ref: h.ref()})
+	}
 	return h.Generation
 }
 
@@ -134,10 +137,21 @@ func (a *Accounts) NextGeneration(least uint64) uint64 {
 // At notes the time since boot.
 func (a *Accounts) At(now time.Duration) { a.now = now }
 
-// CheckTime ends a slice if its time is over.
-func (a *Accounts) CheckTime(generation uint64) { a.note(generation, func(*holder) {}) }
+// Due returns the time until the next Tick is due, at most the given one.
+func (a *Accounts) Due(most time.Duration) time.Duration {
+	for _, h := range a.holders {
+		at := h.Deadline
+		if h.Phase == Expiring && h.Asked != 0 {
+			at = h.Asked + a.config.Grace
+		}
+		if at > a.now { // else it is being done
+			most = min(most, at-a.now)
+		}
+	}
+	return most
+}
 
-// Overstay has a slice expire at the next CheckTime: others waited in vain for it to be moved.
+// Overstay has a slice expire at the next Tick: others waited in vain for it to be moved.
 func (a *Accounts) Overstay(generation uint64, why string) {
 	if i, known := a.index(generation); known {
 		a.holders[i].expiryReason = why

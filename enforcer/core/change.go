@@ -168,7 +168,9 @@ func (c *Core) tick(now time.Duration) {
 		c.store(h)
 	}
 	for _, h := range append([]*holder(nil), c.holders...) {
-		c.settle(h)
+		if c.due(h) {
+			c.settle(h)
+		}
 		if h.Phase == Expiring && h.Asked != 0 && !h.killed && c.now >= h.Asked+c.config.Grace {
 			h.killed = true
 			c.emit(End{h.ref(), true})
