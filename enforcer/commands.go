@@ -74,8 +74,9 @@ func (e *Enforcer) note(about adapter, f core.Fact) {
 	e.work(about)
 }
 
-// consult calls f, and puts the effects that follow on the desks of their slices and pools. The caller carries out those of the first one, in its turn; nil is none.
-func (e *Enforcer) consult(first adapter, f func(*core.Accounts)) {
+// consult calls f, and puts the effects that follow on the desks of their slices and pools. The caller has the turn of own, which may be nil, and carries
+// out its effects.
+func (e *Enforcer) consult(own adapter, f func(*core.Accounts)) {
 	e.book.Do(func(a *core.Accounts) {
 		a.At(e.now())
 		f(a)
@@ -95,7 +96,7 @@ func (e *Enforcer) consult(first adapter, f func(*core.Accounts)) {
 			case d.bell <- struct{}{}:
 			default:
 			}
-			if h != first && !d.expected {
+			if h != own && !d.expected {
 				d.expected = true
 				e.ends.Go(func() { e.workInTurn(h) })
 			}

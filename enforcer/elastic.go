@@ -170,10 +170,9 @@ func (s *slice) observe() core.Activity {
 	}
 	made, underWay := s.gated()
 	r := s.residency
-	switch calls := made > r.calls; {
-	case r.back == nil:
+	if calls := made > r.calls; r.back == nil {
 		act.Active = calls || underWay > 0
-	default:
+	} else {
 		act.Asks = calls || underWay > 0 && s.suspension != nil && s.suspension.State != api.Suspending
 	}
 	r.calls = made // less than before if a process has ended

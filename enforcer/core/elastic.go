@@ -70,6 +70,9 @@ func trueFirst(a, b bool) int {
 
 // serve returns a slice to its devices, or makes room for it on devices that no earlier waiter has claimed.
 func (c *evictions) serve(h *holder, claimed map[string]bool) {
+	if slices.ContainsFunc(h.pools, (*holder).isLeaving) {
+		return // it would keep its pool on the devices, whose room another needs
+	}
 	wants := c.wantsToReturn(h)
 	for _, w := range wants {
 		if slices.ContainsFunc(w.bytes.devices(), func(uuid string) bool { return claimed[uuid] }) {
@@ -91,6 +94,13 @@ func (c *evictions) serve(h *holder, claimed map[string]bool) {
 			}
 		}
 	}
+}
+
+// isLeaving reports whether a member of a pool is being evicted.
+func (h *holder) isLeaving() bool {
+	return slices.ContainsFunc(h.members, func(m *holder) bool {
+		return m.pending != nil && !m.Manual && (m.Residence == Leaving || m.pending.next.Residence == Leaving)
+	})
 }
 
 // freeLacking evicts slices for bytes that a device lacks for a return though they are granted to nobody: a process holds memory that was not granted to it.

@@ -181,3 +181,29 @@ func TestRoomThatADeviceLacksIsMade(t *testing.T) {
 	}
 	must.Equal(t, strings.Join(moves, ", "), "in, out idle, in", "moves")
 }
+
+// A member that returned while another is leaving would keep the pool on its devices.
+func TestAnEvictedPoolMakesRoomForAnEarlierWaiter(t *testing.T) {
+	a := hostOf(nil)
+	pool, waits := &refusal.Holder{Name: "pool", Pool: "p"}, &refusal.Holder{Name: "waits"}
+	a.Enter(pool, Record{Kind: Pool, ID: "p", Limits: Bytes{"a": 60 * gib}, Elastic: true, Phase: Live})
+	members := []*refusal.Holder{{Name: "first"}, {Name: "second"}}
+	for _, m := range members {
+		a.Enter(m, Record{ID: m.Name, Pools: []string{"p"}, Limits: Bytes{"a": NoLimit}, Elastic: true, Phase: Live}, pool)
+		a.find(m).active = time.Hour - time.Minute
+	}
+	a.Enter(waits, Record{ID: "waits", Limits: Bytes{"a": 60 * gib}, Elastic: true, Phase: Live, Residence: Away})
+	a.Observe([]Activity{{Holder: waits, Asks: true}})
+	a.At(time.Hour + time.Second)
+	for effects := a.Take(); len(effects) > 0; effects = a.Take() {
+		for _, e := range effects {
+			if move, is := e.(MoveIn); is {
+				must.Equal(t, move.ID, "waits", "the first to return")
+				return
+			}
+			a.Note(answerTo(e))
+			a.Observe([]Activity{{Holder: members[0], Asks: true}, {Holder: members[1], Asks: true}})
+		}
+	}
+	t.Fatal("nobody returns")
+}
