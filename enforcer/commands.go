@@ -7,9 +7,9 @@ import (
 	"github.com/gpuslice/gpuslice/enforcer/guard"
 )
 
-// This file has package core carry out commands: core decides, slices and pools carry out its effects, and the facts that answer them go back to core. The
-// effects of a slice or pool lie on its desk until an owner of its turn carries them out: the goroutine that waits for the answer to a command, or
-// one that takes the turn for them.
+// This file connects the host with package core. Core takes commands and facts, and returns effects for slices and pools. An effect lies on the desk of
+// its slice or pool until an owner of that one's turn carries it out: the caller of a command, until its reply comes, or a goroutine that takes
+// the turn for it. The fact that answers the effect goes back to core.
 
 // adapter is a slice or a pool that carries out effects.
 type adapter interface {
