@@ -203,7 +203,14 @@ func (s *slice) showElastic(shown *api.Slice) {
 		w = a.Waiting(s.holder)
 	})
 	e := &api.Elastic{Priority: s.request.Priority, Evictions: w.Evictions, Waited: w.Waited, Obstacle: w.Obstacle}
-	if w.Since != 0 {
+	if w.Leaves && shown.State == api.Evicted { // core learns now that it has left
+		shown.State, shown.Reason = api.Evicting, ""
+	}
+	switch {
+	case w.Since == 0:
+	case s.residency.back == nil: // it is back, and core learns that now
+		e.Obstacle = ""
+	default:
 		since := time.Now().UTC().Add(w.Since - s.e.now())
 		e.Waits = &since
 	}

@@ -106,12 +106,13 @@ type Waiting struct {
 	Waited    time.Duration // in all
 	Idle      time.Duration // since the last call
 	Obstacle  string        // why the last move failed, or the return is not possible yet
+	Leaves    bool          // nobody can have its room yet
 }
 
 // Waiting returns what is known of an elastic slice's turns.
 func (a *Accounts) Waiting(who *refusal.Holder) Waiting {
 	h := a.find(who)
-	w := Waiting{Evictions: h.evictions, Since: h.waitingSince, Waited: h.waited, Idle: a.now - h.active, Obstacle: h.moveFailure}
+	w := Waiting{Evictions: h.evictions, Since: h.waitingSince, Waited: h.waited, Idle: a.now - h.active, Obstacle: h.moveFailure, Leaves: h.Residence == Leaving}
 	if w.Since != 0 {
 		w.Waited += a.now - w.Since
 	}
