@@ -162,10 +162,12 @@ func (c *evictions) wantsToReturn(h *holder) (all []want) {
 
 // checkReturn returns the first want that cannot be granted for a slice's return, and the error; nil if all can.
 func (c *evictions) checkReturn(h *holder) (want, error) {
+	t := make(trial)
 	for _, w := range c.wantsToReturn(h) {
-		if err := c.check(w, nil); err != nil {
+		if err := c.check(w, t); err != nil {
 			return w, err
 		}
+		t[w.h] = w.bytes // two pools may have a device in common, where one of them had a quota before
 	}
 	return want{}, nil
 }
@@ -181,9 +183,9 @@ type unit struct {
 
 // makeRoom begins to evict slices for a want, if evictions can free enough. It reports whether evictions from the want's devices are in progress.
 func (c *evictions) makeRoom(w want) bool {
-	refused := api.From(c.check(w, nil))
-	if refused.Code != api.CodeQuotaExceeded || c.config.Elastic.Off != "" {
-		return false
+	err := c.check(w, nil)
+	if err == nil || api.From(err).Code != api.CodeQuotaExceeded || c.config.Elastic.Off != "" {
+		return false // it may fit by itself, and not with another pool of the slice
 	}
 	if c.evictingFrom(w) {
 		return true

@@ -207,3 +207,14 @@ func TestAnEvictedPoolMakesRoomForAnEarlierWaiter(t *testing.T) {
 	}
 	t.Fatal("nobody returns")
 }
+
+// A pool counts where it had a quota before, as long as its members hold memory there.
+func TestPoolsWithACommonDeviceNeedRoomTogether(t *testing.T) {
+	a := hostOf(nil)
+	p, q, m := &refusal.Holder{Name: "p", Pool: "p"}, &refusal.Holder{Name: "q", Pool: "q"}, &refusal.Holder{Name: "m"}
+	a.Enter(p, Record{Kind: Pool, ID: "p", Limits: Bytes{"a": gib}, Kept: Bytes{"b": 50 * gib}, Elastic: true, Phase: Live})
+	a.Enter(q, Record{Kind: Pool, ID: "q", Limits: Bytes{"b": 40 * gib}, Elastic: true, Phase: Live})
+	a.Enter(m, Record{ID: "m", Pools: []string{"p", "q"}, Limits: Bytes{"a": NoLimit, "b": NoLimit}, Elastic: true, Phase: Live, Residence: Away}, p, q)
+	a.Observe([]Activity{{Holder: m, Asks: true}})
+	must.Len(t, a.Take(), 0, "effects without room for both")
+}
