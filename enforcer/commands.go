@@ -18,10 +18,11 @@ type adapter interface {
 	atDesk() *desk
 }
 
-// desk has the effects that a slice or pool is to carry out, in their order. The book guards effects and expected.
+// desk has the effects that a slice or pool is to carry out, in their order. The book guards all but turn and bell.
 type desk struct {
 	turn     *guard.Turn
-	effects  []core.Effect
+	effects  []core.Effect // and replies that follow them
+	working  bool          // the last one is being carried out
 	expected bool          // a goroutine waits for the turn to carry them out
 	bell     chan struct{} // has a value once there are more
 }
@@ -81,12 +82,11 @@ func (e *Enforcer) consult(own adapter, f func(*core.Accounts)) {
 		a.At(e.now())
 		f(a)
 		for _, x := range a.Take() {
-			if r, is := x.(core.Reply); is {
-				e.calls.of[r.Client].answer <- r.Err
-				delete(e.calls.of, r.Client)
+			h := e.calls.holderOf(x)
+			if r, is := x.(core.Reply); is && (h == nil || !h.atDesk().working && len(h.atDesk().effects) == 0) {
+				e.calls.deliver(r)
 				continue
 			}
-			h := e.calls.holderOf(x)
 			if h == nil {
 				continue
 			}
@@ -118,9 +118,14 @@ func (e *Enforcer) work(h adapter) {
 	for d := h.atDesk(); ; {
 		var x core.Effect
 		e.book.Do(func(*core.Accounts) {
-			if len(d.effects) > 0 {
-				x, d.effects = d.effects[0], d.effects[1:]
+			for x = nil; x == nil && len(d.effects) > 0; d.effects = d.effects[1:] {
+				if r, is := d.effects[0].(core.Reply); is {
+					e.calls.deliver(r)
+				} else {
+					x = d.effects[0]
+				}
 			}
+			d.working = x != nil
 		})
 		if x == nil {
 			return
@@ -129,6 +134,12 @@ func (e *Enforcer) work(h adapter) {
 			e.consult(h, func(a *core.Accounts) { a.Note(f) })
 		}
 	}
+}
+
+// deliver passes a reply to the command's caller.
+func (c *calls) deliver(r core.Reply) {
+	c.of[r.Client].answer <- r.Err
+	delete(c.of, r.Client)
 }
 
 // holderOf returns the slice or pool of an effect; nil if core no longer has it.
@@ -141,6 +152,8 @@ func (c *calls) holderOf(x core.Effect) adapter {
 		defer delete(c.holders, key)
 	case core.Emit:
 		key = x.Ref.Generation
+	case core.Reply:
+		key = x.After
 	}
 	return c.holders[key]
 }

@@ -109,7 +109,7 @@ func (c *Core) useDevice(cmd UseDevice) error {
 		return err
 	}
 	if _, has := h.Limits[cmd.Device]; has {
-		c.answer(cmd.Client, nil)
+		c.answer(h, cmd.Client, nil)
 		return nil
 	}
 	next := h.Record

@@ -166,11 +166,16 @@ func (c *operations) Take() []Effect {
 
 func (c *operations) emit(e ...Effect) { c.out = append(c.out, e...) }
 
-// answer replies to a command.
-func (c *operations) answer(client uint64, err error) {
-	if client != 0 {
-		c.emit(Reply{client, err})
+// answer replies to a command on a slice or pool; nil if there is none.
+func (c *operations) answer(h *holder, client uint64, err error) {
+	if client == 0 {
+		return
 	}
+	r := Reply{Client: client, Err: err}
+	if h != nil {
+		r.After = h.Generation
+	}
+	c.emit(r)
 }
 
 // Do carries out a command, or has it wait.
@@ -187,10 +192,10 @@ func (c *Core) dispatch(cmd Command) {
 	switch {
 	case h == nil:
 		if err := c.run(cmd); err != nil {
-			c.answer(cmd.client(), err)
+			c.answer(c.find(cmd.target()), cmd.client(), err)
 		}
 	case len(h.queue) >= maxQueue:
-		c.answer(cmd.client(), api.Errorf(api.CodeBusy, "%d requests wait for %s: try again later", maxQueue, h.title()))
+		c.answer(h, cmd.client(), api.Errorf(api.CodeBusy, "%d requests wait for %s: try again later", maxQueue, h.title()))
 	default:
 		h.queue = append(h.queue, cmd)
 	}

@@ -119,7 +119,8 @@ type Emit struct {
 // Reply answers a command.
 type Reply struct {
 	Client uint64
-	Err    error // nil if it was done
+	Err    error  // nil if it was done
+	After  uint64 // Key of the effects that are carried out before; 0 if there are none
 }
 
 // Deadline implements Effect.

@@ -109,7 +109,7 @@ func (c *operations) noteStored(h *holder, err error) {
 	case err != nil && p.must:
 		c.retries = append(c.retries, h)
 		if p.forget && p.err == nil || !p.forget && p.next.Phase == Lingering { // the caller need not wait for the store
-			c.answer(p.client, err)
+			c.answer(h, p.client, err)
 			p.client = 0
 		}
 	case err != nil:
@@ -176,7 +176,7 @@ func (c *operations) finish(h *holder) {
 	if h.Phase == Expiring && was.Phase < Expiring {
 		c.emit(End{Ref: h.ref()})
 	}
-	c.answer(p.client, p.err)
+	c.answer(h, p.client, p.err)
 }
 
 // fail ends an operation that has changed nothing.
@@ -188,7 +188,7 @@ func (c *operations) fail(h *holder, err error) {
 	} else {
 		c.count(h)
 	}
-	c.answer(p.client, err)
+	c.answer(h, p.client, err)
 }
 
 // finishForget drops a holder once its record is deleted.
@@ -198,7 +198,7 @@ func (c *operations) finishForget(h *holder) {
 		c.emit(Emit{h.ref(), api.Event{Kind: api.EventPoolDeleted, Pool: h.ID}})
 	}
 	c.drop(h)
-	c.answer(p.client, p.err)
+	c.answer(h, p.client, p.err)
 }
 
 // tell emits the events of a changed holder.

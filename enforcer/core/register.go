@@ -190,6 +190,6 @@ func (c *Core) attach(cmd Attach) error {
 	if h.Residence != Resident {
 		return api.Errorf(api.CodeBusy, "slice %s is %s: a process attaches when its memory is back", h.ID, h.state())
 	}
-	c.answer(cmd.Client, nil)
+	c.answer(h, cmd.Client, nil)
 	return nil
 }
