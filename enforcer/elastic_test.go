@@ -120,7 +120,7 @@ func TestElasticSlicesTakeTurnsOnADevice(t *testing.T) {
 	a.must("leave")
 	a.must("charge 0 %d", 5*gib)
 	a.expect("refused", "charge 0 1")
-	eventually(t, "all moves are told, and none of a slice that held nothing", func() bool {
+	eventually(t, "the events have all moves but those of a slice without memory", func() bool {
 		var told []string
 		for _, e := range h.events() {
 			if e.Kind == api.EventEvicted || e.Kind == api.EventReturned {
